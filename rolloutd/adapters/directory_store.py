@@ -56,7 +56,9 @@ class DirectoryStore:
         self._threads = threads.FILES if bucket is None else threads.BUCKET
         self._touch_lock = threading.Lock()
         for leftover in parent.glob(f"{STAGING_PREFIX}*"):
-            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+            # What cannot be removed is only space: it must not keep the daemon from its start.
+            with contextlib.suppress(OSError):
+                shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
 
     async def list_artifacts(self) -> Sequence[Artifact]:
         return await self._threads.run(self._list_artifacts)
@@ -152,6 +154,8 @@ class DirectoryStore:
                 return False
             if self._bucket is not None and not self._bucket.remove(name, unmodified_since):
                 return False
+            # What an earlier removal left of this name.
+            shutil.rmtree(removing, ignore_errors=True)
             with contextlib.suppress(FileNotFoundError):
                 path.rename(removing)
         shutil.rmtree(removing, ignore_errors=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 from pathlib import Path
@@ -12,10 +13,12 @@ import pytest
 from rolloutd.adapters.ansible import wrapper
 from rolloutd.adapters.ansible.artifact_store import REMOVING_PREFIX, RunArtifactStore
 from rolloutd.adapters.ansible.run_directory import RunDirectory
+from rolloutd.adapters.directory_store import DirectoryStore
 from rolloutd.adapters.sources import TreeStore
 from rolloutd.errors import NotFound
 from rolloutd.files.source_archive import pack_tree
 from rolloutd.ports import ArtifactStore, PinnedSource
+from tests.acceptance.test_full_disk_and_clock_jumps import small_disk
 from tests.contracts.fakes.artifacts import FakeArtifactStore
 
 NOW = 1_800_000_000.0
@@ -182,6 +185,21 @@ async def test_a_tree_that_is_pinned_again_is_as_new(tmp_path: Path) -> None:
         sources.tree_path(pinned)
     assert await sources.store_upload(archive) == pinned
     assert sources.tree_path(pinned).is_dir()
+
+
+async def test_rest_of_earlier_removal_does_not_stop_next(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path)
+    (tmp_path / "x").mkdir()
+    (tmp_path / ".staged-gone-x" / "rest").mkdir(parents=True)
+    assert await store.remove("x", unmodified_since=math.inf)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a disk that keeps a directory in use")
+def test_leftover_that_cannot_be_removed_stops_no_start(tmp_path: Path) -> None:
+    (tmp_path / ".staged-x").mkdir()
+    with small_disk(tmp_path / ".staged-x"):
+        DirectoryStore(tmp_path)
 
 
 async def test_half_a_removed_tree_is_cleared_at_the_start(tmp_path: Path) -> None:
