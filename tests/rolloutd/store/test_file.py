@@ -335,3 +335,31 @@ def test_variables_of_other_sources_wait_for_answers() -> None:
         rows = connection.execute("SELECT name, connection FROM node").fetchall()
     marked = {"a": 1, WITHHELD: True}
     assert {name: json.loads(text) for name, text in rows} == {"h1": {"a": 1}, "k1": marked, "b1": marked}
+
+
+UNIT = Path(__file__).parents[3] / "deploy" / "systemd" / "rolloutd.service"
+
+FIND_TEMPORARY_DATABASE = """
+import pathlib, sqlite3
+connection = sqlite3.connect("", isolation_level=None)
+connection.executescript("CREATE TABLE a (b); BEGIN")
+connection.executemany("INSERT INTO a VALUES (?)", ((bytes(1000),) for _ in range(20_000)))
+for number in range(3, 20):
+    place = pathlib.Path(f"/proc/self/fd/{number}")
+    if place.is_symlink():
+        print(place.readlink())
+"""
+
+
+def test_service_keeps_temporary_databases_out_of_memory(tmp_path: Path) -> None:
+    lines = [line for line in UNIT.read_text().splitlines() if line.startswith("Environment=")]
+    text = " ".join(line.removeprefix("Environment=") for line in lines)
+    for place, name in (("%S", "disk"), ("%t", "memory")):
+        text = text.replace(place, str(tmp_path / name))
+    environment = dict(each.split("=", 1) for each in text.split())
+    for key in ("HOME", "TMPDIR"):
+        Path(environment[key]).mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-c", FIND_TEMPORARY_DATABASE]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert f"{tmp_path}/disk/rolloutd/etilqs_" in done.stdout
+    assert str(tmp_path / "memory") not in done.stdout
