@@ -6,7 +6,8 @@ nothing that the daemon could contradict.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence, Set
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal
 
@@ -46,6 +47,9 @@ if TYPE_CHECKING:
 FRESH_FORECAST_S = 120.0
 """Age up to which a status shows a forecast without its age: the daemon makes one a minute while nodes move,
 but on a busy machine much fewer."""
+
+MAX_KEPT_NODES = 5
+"""Nodes of an ended rollout that one line names."""
 
 PHASES = ("pending", "isolating", "maintaining", "verifying", "done", "failed")
 
@@ -88,12 +92,27 @@ def status(call: Invocation) -> None:
         print_line(colorize(f"trouble: {sanitize(answer['trouble'])}", "red"))
     _print_runners(call)
     found = answer["rollouts"]
+    _print_kept_slots(call, {each["rollout"] for each in found if each["state"] not in CLOSED_STATES})
     if not found:
         print_message("no rollout is live")
     elif len(found) == 1 and not (args.wide or args.is_csv or args.sort_by):
         print_rollout(found[0])
     else:
         call.print_items(STATUS_COLUMNS, found, STATUS_WIDE)
+
+
+def _print_kept_slots(call: Invocation, live: Set[str]) -> None:
+    """Print which nodes ended rollouts have not returned: no live rollout has them in its status."""
+    kept = defaultdict[str, dict[str, None]](dict)
+    for pool in call.get(api_path("locks"))["pools"]:
+        for holder in pool["holders"]:
+            if holder["rollout"] is not None and holder["rollout"] not in live:
+                kept[holder["rollout"]][holder["node"]] = None
+    for rollout, nodes in kept.items():
+        named = sanitize(join_limited(list(nodes), MAX_KEPT_NODES))
+        print_message(
+            f"{rollout} has ended and still holds the slots of {named}; see rolloutctl why {rollout}"
+        )
 
 
 def _print_runners(call: Invocation) -> None:

@@ -82,6 +82,9 @@ def run_rollout_action(call: Invocation) -> int:
         result_text += "; running work is being stopped" if call.args.now else "; nodes in flight finish"
         body |= {"now": True} if call.args.now else {}
     answer = call.client.post(api_path("rollouts", call.args.rollout, action), body)
+    if action == "cancel" and answer["failed"]:
+        failed = pluralize(answer["failed"], "failed node")
+        result_text += f"; still held: the slots of {failed}; see rolloutctl why {answer['rollout']}"
     if action == "resume" and answer["state"] == "paused" and answer["reason"]:
         # Only the person's pause is lifted: a failure or a no pauses it too.
         result_text += f", but still paused: {format_reason(answer['reason'])}"

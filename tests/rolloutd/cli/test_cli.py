@@ -110,6 +110,17 @@ def test_json_is_what_the_daemon_said(daemon: CannedDaemon, capsys: pytest.Captu
     assert (code, json.loads(out)) == (0, ROLLOUT)
 
 
+def test_status_names_nodes_that_an_ended_rollout_keeps(
+    daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slots = [("n1", "old"), ("n2", "old"), ("n3", ROLLOUT["rollout"]), ("n4", None)]
+    holders = [{"node": node, "rollout": rollout} for node, rollout in slots]
+    daemon.answer("GET", "locks", {"pools": [{"holders": holders}, {"holders": holders[:1]}]})
+    daemon.answer("GET", "status", {"rollouts": [ROLLOUT], "trouble": None})
+    kept = "old has ended and still holds the slots of n1, n2; see rolloutctl why old\n"
+    assert run(capsys, "status")[2] == kept
+
+
 @pytest.mark.parametrize(("age", "told"), [(3, "6m20s (forecast 3h ago), 2 votes"), (-3, "6m20s, 2 votes")])
 def test_old_forecast_has_its_age(
     daemon: CannedDaemon, capsys: pytest.CaptureFixture[str], age: int, told: str

@@ -62,6 +62,17 @@ def test_resume_says_what_still_pauses(
     assert ("still paused: n3 failed while maintaining (node-failed" in err) == is_paused
 
 
+@pytest.mark.parametrize(
+    ("failed", "told"), [(0, ""), (2, "; still held: the slots of 2 failed nodes; see rolloutctl why r-1")]
+)
+def test_cancel_says_what_it_leaves_out_of_service(
+    daemon: CannedDaemon, capsys: pytest.CaptureFixture[str], failed: int, told: str
+) -> None:
+    daemon.answer("POST", "rollouts/r/cancel", {"rollout": "r-1", "failed": failed})
+    err = run(capsys, "cancel", "r", "--yes", "--reason", "x")[2]
+    assert err == f"r: cancelled; nodes in flight finish{told}\n"
+
+
 def test_retry_without_node_is_for_the_build(
     daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]
 ) -> None:
