@@ -75,9 +75,10 @@ def check_settings(config: Path | None) -> CheckResult:
         settings = load(config)
     except InvalidFile as invalid:
         return CheckResult("settings", False, "; ".join(str(mistake) for mistake in invalid.diagnostics))
-    read = ", ".join(str(file) for file in settings.files) or "all defaults; no settings file"
+    read = ", ".join(str(file) for file in settings.files) or "all defaults, no settings file"
     if not settings.inventory:
-        return CheckResult("settings", False, f"{read}; no inventory is named, so there is no node to walk")
+        problem = f"{read}: no inventory; run rolloutctl init, or name the settings with --config"
+        return CheckResult("settings", False, problem)
     return CheckResult("settings", True, read)
 
 
