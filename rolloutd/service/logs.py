@@ -131,7 +131,8 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         lines = _format_message(record).split("\n")
         shown = ("".join(c if c.isprintable() else "\ufffd" for c in line) for line in lines)
-        return f"{record.levelname} {record.name}: " + "\n  ".join(shown)
+        at = format_rfc3339(record.created)
+        return f"{at} {record.levelname} {record.name}: " + "\n  ".join(shown)
 
 
 class JsonFormatter(logging.Formatter):

@@ -31,4 +31,7 @@ def test_different_lines_and_news_are_all_written() -> None:
 
 def test_text_of_others_looks_like_no_entry() -> None:
     text = TextFormatter().format(record("node a\nINFO rolloutd: all is well\r\x1b[2J\u202e", 1.0))
-    assert text == "ERROR asyncio: node a\n  INFO rolloutd: all is well\ufffd\ufffd[2J\ufffd"
+    assert (
+        text
+        == "1970-01-01T00:00:01Z ERROR asyncio: node a\n  INFO rolloutd: all is well\ufffd\ufffd[2J\ufffd"
+    )
