@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -29,6 +30,10 @@ LEAD_MARGIN_S = 5.0
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _make_parser().parse_args(argv)
+    if options.file is not None:
+        # SQLite reads it when it is imported.  Its temporary files are as large as the database, and the
+        # usual directory may be in memory.
+        os.environ.setdefault("SQLITE_TMPDIR", str(options.file.absolute().parent))
     config = options.config or (DEFAULT_CONFIG if DEFAULT_CONFIG.exists() else None)
     if options.verb == "doctor":
         return _run_doctor(config, as_json=options.json)
