@@ -28,14 +28,16 @@ from rolloutd.adapters.clusters.object_store import (
     ObjectStore,
     TokenIsOlder,
     applied_fields,
+    applied_state,
     changed_fields,
     managers_of,
     read_limit,
     run_of,
 )
-from rolloutd.adapters.clusters.run_records import RunRecord
+from rolloutd.adapters.clusters.run_records import RunRecord, artifacts_in, records_in
 from rolloutd.adapters.kubernetes.api_errors import ApiError, ClusterUnreachable, malformed_answers
 from rolloutd.adapters.kubernetes.cluster import Cluster
+from rolloutd.concurrency import threads
 from rolloutd.errors import AdapterFailed, NotFound, RunnerUnavailable
 from rolloutd.ports import (
     CLUSTER_ID,
@@ -94,7 +96,9 @@ class ObjectRunner(ABC):
         self._clusters = management_clusters(context)
         self._directory: Path = context.settings.state_dir / "runners" / self.kind
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Of runs that are not over; there may be tens of thousands of others, which stay in their files.
         self._records: dict[str, RunRecord] = {}
+        self._active: set[str] = set()
         self._locks: dict[str, asyncio.Lock] = {}
         # By the cluster itself: targets of two lists, and a management cluster, may share a name.
         self._stores: dict[Cluster, ObjectStore] = {}
@@ -175,7 +179,7 @@ class ObjectRunner(ABC):
                         await self._store(request.host.connection).cluster.get("/version")
                     self._create(record, request)
                     await self._advance(record)
-        self._count()
+        self._count(request.run_id, record)
         return request.run_id
 
     async def get_state(self, handle: str) -> RunState:
@@ -186,7 +190,7 @@ class ObjectRunner(ABC):
             with self._unavailable(record.content["target"]):
                 if record.result is None:
                     await self._advance(record)
-        self._count()
+        self._count(handle, record)
         return record.state()
 
     async def wait_for_change(self, handle: str) -> RunState:
@@ -211,31 +215,32 @@ class ObjectRunner(ABC):
         async with self._lock(handle):
             if not record.exists:
                 raise NotFound(f"there is no run {handle} of the kind {self.kind}")
-            what = "what it applied stays" if record.applied else "nothing was applied"
+            what = "what it applied stays" if record.applied else "it is not known to have applied anything"
             text = f"the change of {self._object(record)} was cancelled; {what}"
             record.store_result(Failed(text, code=FailureCode.INTERFERENCE), self._context.clock.now())
-        self._count()
+        self._count(handle, record)
 
     async def discard(self, handle: str) -> None:
         record = self._record(handle)
         record.path.unlink(missing_ok=True)
-        self._records.pop(handle, None)
-        self._locks.pop(handle, None)
+        self._forget(handle)
 
     async def clean_up_stale_runs(
         self, host: Host, *, timeout_s: float, fencing_token: str = ""
     ) -> Ok | Failed | Unknown:
         """End the following of the target's runs: an object has nothing of a run that could still act."""
-        for record in self._on_disk():
-            if record.content.get("node") == host.name and record.result is None:
-                text = f"its result was not known when {host.name} was cleaned up"
+        for found in await threads.RUNS.run(records_in, self._directory):
+            if found.content.get("node") == host.name and found.result is None:
+                run, text = found.content["run"], f"its result was not known when {host.name} was cleaned up"
+                record = self._record(run)
                 record.store_result(Unknown(text), self._context.clock.now())
+                self._count(run, record)
         return Ok("a change leaves nothing that acts by itself")
 
     # -- ports.ArtifactStore
 
     async def list_artifacts(self) -> Sequence[Artifact]:
-        return [each.artifact() for each in self._on_disk()]
+        return await threads.RUNS.run(artifacts_in, self._directory)
 
     async def remove(self, name: str, *, unmodified_since: float) -> bool:
         record = self._record(name)
@@ -356,7 +361,7 @@ class ObjectRunner(ABC):
                 **self.annotations_of(record, current),
             },
         )
-        record.write(applied=_applied(obj, spec))
+        record.write(applied=applied_state(obj, spec))
 
     async def _look(self, store: ObjectStore, ref: ObjectRef, record: RunRecord) -> Judgement:
         applied = record.applied
@@ -423,7 +428,7 @@ class ObjectRunner(ABC):
                 params={},
                 events=[],
                 result=None,
-                applied=_applied(obj, applied_fields(obj)),
+                applied=applied_state(obj, applied_fields(obj)),
             )
             return
         raise silent or NotFound(f"there is no run {handle} of the kind {self.kind}")
@@ -466,25 +471,25 @@ class ObjectRunner(ABC):
         return ObjectRef(**record.content["ref"])
 
     def _record(self, run_id: str) -> RunRecord:
-        return self._records.setdefault(run_id, RunRecord(self._directory / f"{run_name(run_id)}.json"))
-
-    def _on_disk(self) -> Iterator[RunRecord]:
-        for path in sorted(self._directory.glob("*.json")):
-            known = RunRecord(path)
-            if run := known.content.get("run"):
-                yield self._record(str(run))
+        name = run_name(run_id)
+        return self._records.setdefault(name, RunRecord(self._directory / f"{name}.json"))
 
     def _lock(self, run_id: str) -> asyncio.Lock:
-        return self._locks.setdefault(run_id, asyncio.Lock())
+        return self._locks.setdefault(run_name(run_id), asyncio.Lock())
 
-    def _count(self) -> None:
-        self.status.active = sum(each.exists and each.result is None for each in self._records.values())
+    def _count(self, run_id: str, record: RunRecord) -> None:
+        """Count a run as active, or forget one that is over."""
+        if record.result is None:
+            self._active.add(run_name(run_id))
+        else:
+            self._forget(run_id)
+        self.status.active = len(self._active)
 
-
-def _applied(obj: Mapping[str, Any], spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a record keeps of an object that was written."""
-    meta = obj["metadata"]
-    return {"uid": meta["uid"], "generation": meta["generation"], "spec": spec}
+    def _forget(self, run_id: str) -> None:
+        name = run_name(run_id)
+        self._active.discard(name)
+        self._records.pop(name, None)
+        self._locks.pop(name, None)
 
 
 def _failed(text: str, code: FailureCode) -> Judgement:

@@ -342,6 +342,12 @@ def applied_fields(obj: Mapping[str, JSON]) -> dict[str, Any]:
     return {}
 
 
+def applied_state(obj: Mapping[str, Any], spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a record keeps of an object that was written."""
+    meta = obj["metadata"]
+    return {"uid": meta["uid"], "generation": meta["generation"], "spec": spec}
+
+
 def _owned(value: JSON, fields: Mapping[str, JSON]) -> dict[str, Any]:
     below = {name[2:]: each for name, each in fields.items() if name.startswith("f:")}
     return {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,9 @@ class RunRecord:
         """Create the record unless it is there; it is written before anything is asked of the run."""
         if not self.exists:
             self.write(**describe(request), **about, began_at=now, events=[], applied=None, result=None)
+        elif not self.content["node"]:
+            # Another machine began it, and what it is of is not in its object.
+            self.write(**{**describe(request), "timeout_s": self.content["timeout_s"]})
 
     @property
     def applied(self) -> Mapping[str, Any] | None:
@@ -123,6 +127,20 @@ class RunRecord:
 
     def artifact(self) -> Artifact:
         return Artifact(self.path.stem, self.path.stat().st_mtime, str(self.content.get("rollout", "")))
+
+
+def records_in(directory: Path) -> list[RunRecord]:
+    """Return the records of a directory, each read."""
+    found = (RunRecord(path) for path in sorted(directory.glob("*.json")))
+    return [each for each in found if each.content.get("run")]
+
+
+def artifacts_in(directory: Path) -> list[Artifact]:
+    artifacts = []
+    for each in records_in(directory):
+        with suppress(FileNotFoundError):  # removed meanwhile
+            artifacts.append(each.artifact())
+    return artifacts
 
 
 def describe(request: RunRequest) -> dict[str, Any]:

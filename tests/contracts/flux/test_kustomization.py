@@ -323,6 +323,18 @@ async def test_run_of_other_machine_keeps_its_limit(env: FluxEnvironment) -> Non
     assert result.text.startswith("time limit 4 s")
 
 
+async def test_run_of_other_machine_keeps_its_parameters(env: FluxEnvironment) -> None:
+    """They are in the request, which the new daemon has as soon as it starts the run."""
+    first, runner = env.open_runner(), env.open_runner("two")
+    await first.start(env.request("r1", BAD, failing_for=300.0))
+    await until_says(first, "r1", "BuildFailed")
+    assert (await runner.get_state("r1")).result is None
+    await runner.start(env.request("r1", BAD, failing_for=0.0))
+    result = (await ended(runner, "r1")).result
+    assert isinstance(result, Failed)
+    assert "BuildFailed" in result.text
+
+
 async def test_older_token_changes_nothing(env: FluxEnvironment) -> None:
     passing = {"r1": ("3.10", GOOD, True), "r2": ("3.9", NEWER, False), "r3": ("4.1", NEWER, True)}
     for name, (number, pin, passes) in passing.items():
@@ -430,6 +442,19 @@ async def test_secret_is_a_reference_and_its_digest(env: FluxEnvironment) -> Non
     assert (reference["kind"], reference["name"]) == ("Secret", "east-values")
     assert isinstance(await run(env, "r2", values={"password": {**secret, "digest": "e" * 64}}), Ok)
     assert len({each.values for each in env.flux.applied["east-apps"]}) == 2
+
+
+async def test_ended_runs_are_not_kept_in_memory(env: FluxEnvironment) -> None:
+    """Each look at a run would count those of months."""
+    runner = env.open_runner()
+    for name in ("r1", "r2"):
+        assert isinstance((await ended(runner, await runner.start(env.request(name)))).result, Ok)
+    await runner.start(env.request("r3", ENDLESS))
+    assert len([each for each in await runner.list_artifacts() if "source=" not in each.name]) == 3
+    assert (list(runner._records), runner.status.active) == (["r3"], 1)
+    assert isinstance((await runner.get_state("r1")).result, Ok)
+    await runner.cancel("r3")
+    assert (list(runner._records), runner.status.active) == ([], 0)
 
 
 async def test_events_are_read_from_an_offset(env: FluxEnvironment) -> None:
