@@ -252,6 +252,15 @@ def test_pod_has_probes_resources_and_keys(tmp_path: Path) -> None:
     assert secret["defaultMode"] & 0o037 == 0
 
 
+def test_pod_has_temporary_databases_on_its_volume() -> None:
+    pod = pod_of_manifest()
+    (container,) = pod["containers"]
+    places = {each["mountPath"]: each["name"] for each in container["volumeMounts"]}
+    (variable,) = (each for each in container["env"] if each["name"] == "SQLITE_TMPDIR")
+    (volume,) = (each for each in pod["volumes"] if each["name"] == places[variable["value"]])
+    assert "emptyDir" not in volume
+
+
 def test_kustomization_has_the_image_of_this_version() -> None:
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed")
