@@ -22,6 +22,9 @@ class RunRecord:
 
     directory: RunDirectory
     last_line: int = -1
+    _progress: Progress | None = None
+    _offset: int = 0
+    """Bytes of the events that are in the progress: a log has megabytes, and is looked at each second."""
 
     @property
     def exists(self) -> bool:
@@ -85,11 +88,11 @@ class RunRecord:
 
     def state(self, result: Ok | Failed | Unknown | None, waits: str) -> RunState:
         metadata = self.metadata
-        progress, offset = Progress(str(metadata.get("node", ""))), 0
-        while lines := self.directory.read_events(offset):
+        progress = self._progress or Progress(str(metadata.get("node", "")))
+        while lines := self.directory.read_events(self._offset):
             for line in lines:
                 progress = progress.apply_event(line.event)
-            offset = lines[-1].offset
+            self._progress, self._offset = progress, lines[-1].offset
         state = progress.run_state(result, metadata.get("began_at"))
         return (
             state if progress.task or not waits else RunState(result, state.percent, waits, state.started_at)
@@ -101,7 +104,7 @@ class RunRecord:
             path.unlink(missing_ok=True)
         if self.directory.path.is_dir():
             self.directory.path.rmdir()
-        self.last_line = -1
+        self.last_line, self._progress, self._offset = -1, None, 0
 
     def artifact(self) -> Artifact:
         modified_at = self.directory.path.stat().st_mtime

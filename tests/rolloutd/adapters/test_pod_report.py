@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from machines.model.rollout import FailureCode
+from rolloutd.adapters.ansible.run_directory import RunDirectory, RunEventLine
 from rolloutd.adapters.kubernetes_jobs.pod_state import combine
+from rolloutd.adapters.kubernetes_jobs.records import RunRecord
 from rolloutd.adapters.kubernetes_jobs.report import (
     MAX_LINE_BYTES,
     MAX_MESSAGE_BYTES,
@@ -17,6 +20,28 @@ from rolloutd.adapters.kubernetes_jobs.report import (
     parse_line,
 )
 from rolloutd.ports import Failed, Ok, Unknown
+
+
+def test_each_event_of_run_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run is looked at each second, and its events are megabytes."""
+    record = RunRecord(RunDirectory(tmp_path / "r1"))
+    record.create(run="r1", node="n1")
+    record.append({1: {"kind": "task", "task": "one"}, 2: {"kind": "ok", "host": "n1"}})
+    assert record.state(None, "").task == "one"
+    read: list[object] = []
+    original = RunDirectory.read_events
+
+    def counted(directory: RunDirectory, offset: int) -> list[RunEventLine]:
+        lines = original(directory, offset)
+        read.extend(lines)
+        return lines
+
+    monkeypatch.setattr(RunDirectory, "read_events", counted)
+    record.append({3: {"kind": "task", "task": "two"}})
+    assert (record.state(None, "").task, len(read)) == ("two", 1)
+    assert RunRecord(record.directory).state(None, "").task == "two"
+    record.remove()
+    assert record.state(None, "").task == ""
 
 
 @pytest.mark.parametrize("text", ["x" * 100_000, "\x00" * 100_000, "\U0001f600" * 50_000])
