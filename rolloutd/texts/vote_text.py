@@ -18,7 +18,8 @@ def describe_missing_votes(params: Params) -> str:
             f"{each['by']} said no at {format_rfc3339(each['at'])}: {each['reason']}"
             for each in params["rejections"]
         )
-    failures = "; ".join(describe_failure(each["node"], each) for each in params.get("failures", ()))
+    # Without their messages, which may have hundreds of characters: `why` and `approve` print them.
+    failures = "; ".join(f"{each['node']} failed in {each['step']}" for each in params.get("failures", ()))
     more = params.get("more_failures", 0)
     votes = "; ".join(_missing_votes(params)) if "owner" in params else ""
     if votes and params["submitter"] is not None:
