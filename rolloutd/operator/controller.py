@@ -300,7 +300,7 @@ class Controller:
         """Write an object's status if it differs; return when to look again (monotonic seconds)."""
         if self.monotonic() < known.write_at:
             return known.write_at
-        if not (known.rollout or known.refusal or known.obj.is_being_removed):
+        if not known.submit_at:
             return self.monotonic() + REFRESH_S  # its submit, which comes next, says more
         wanted = await self._status(known)
         if wanted == known.obj.status:

@@ -64,10 +64,12 @@ async def test_silent_git_server_delays_no_removal_and_no_status(tmp_path: Path)
         seen.apply("other", plan=PLAN.replace(URL, url).replace("name: sysctl", "name: other"))
         await seen.pass_over()
         submitting = asyncio.create_task(seen.controller.submit_due())
+        await asyncio.sleep(0)
         await seen.inside.request("olga", "post", f"/v1/rollouts/{rollout}/pause", {"reason": "look"})
         seen.at += STATUS_INTERVAL_S
         await seen.pass_over()
         assert seen.status()["state"] == "paused"
+        assert seen.condition("Accepted", "other")["reason"] == "Pending"
         seen.remove()
         await seen.pass_over()
         assert seen.rollouts() == []
