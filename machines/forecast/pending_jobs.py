@@ -16,7 +16,7 @@ from machines.model.plan import PILOT_WAVE
 from machines.model.preparation import PrepareKind
 from machines.model.rollout import PilotEvidence
 from machines.model.step_record import Ok, StepAction
-from machines.workflow.recording import preparation_intent, preparation_result
+from machines.workflow import prepare_try
 
 CHECK_MODE_STEP = "check-mode"
 """Under this name the durations are asked for a check whether a node needs the change."""
@@ -64,7 +64,7 @@ class PendingJobs:
         stage = next((each for each in rollout.prepare_stages if each.name == name), None)
         node = self.index.nodes.get(command.node)
         before = known.rows.get((command.node, name))
-        row = preparation_intent(command, before, now)
+        row = prepare_try.intent(command, before, now)
         if row is not before:
             content = stage.playbook_digest if stage is not None else ""
             if stage is not None and node is not None:
@@ -79,7 +79,7 @@ class PendingJobs:
             if command.node == BUILD_NODE and stage is not None:
                 # What a build makes is not known before: the nodes stage what the plan names.
                 self.index.apply(ArtifactsBuilt(command.rollout, name, stage.manifest, now))
-            self.index.apply(PreparationRecorded(preparation_result(row, Ok(), now)))
+            self.index.apply(PreparationRecorded(prepare_try.ended(row, Ok(), now)))
             attempt.ends_at = now
             return True
 

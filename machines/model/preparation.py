@@ -182,8 +182,8 @@ class Preparation:
     """One stage on one node, or of the whole rollout for a build (`node` "").
 
     `attempt` counts from 1 within the rollout.  `handle` is the runner's, `before` the node's snapshot before
-    the stage: both let a restarted daemon finish what another began.  `not_before`: when a failed or waiting
-    one may be tried again.
+    the stage: both let a restarted daemon finish what another began (workflow/prepare_try.py has the states).
+    `not_before`: when a failed or waiting one may be tried again.
     """
 
     rollout: str

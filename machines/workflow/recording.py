@@ -10,8 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 from machines.model.actions import CleanUpStaleRuns, Isolate, Probe, Revert, RunCheck, RunPlaybook, UseGuard
-from machines.model.decision import Prepare
-from machines.model.preparation import TRIED_AGAIN, Preparation, PreparationState
 from machines.model.rollout import Target
 from machines.model.step_record import (
     MAX_OUTPUT_CHARS,
@@ -24,7 +22,7 @@ from machines.model.step_record import (
     StepState,
     Unknown,
 )
-from machines.workflow.steps import CLEAN_UP, backoff_s
+from machines.workflow.steps import CLEAN_UP
 
 RecordedAction = Isolate | Probe | Revert | CleanUpStaleRuns | RunPlaybook | RunCheck | UseGuard
 
@@ -90,36 +88,3 @@ def is_isolated_after(action: RecordedAction, result: StepResult | None) -> bool
             return False
         case _:
             return None
-
-
-def preparation_intent(wanted: Prepare, earlier: Preparation | None, at: float) -> Preparation:
-    """Return the row of a try of a prepare stage that is about to begin, or that runs already."""
-    if (
-        earlier is not None
-        and earlier.attempt == wanted.attempt
-        and earlier.state is PreparationState.RUNNING
-    ):
-        return earlier
-    key = (wanted.rollout, wanted.node, wanted.stage)
-    row = Preparation(*key, wanted.attempt, PreparationState.RUNNING, content="", at=at, began_at=at)
-    if earlier is not None and earlier.state in TRIED_AGAIN:
-        # What an earlier try may have disturbed is compared with its own snapshot.
-        row = replace(row, before=earlier.before, handle=earlier.handle)
-    if earlier is not None and earlier.state is PreparationState.WAITING:
-        row = replace(row, text=earlier.text)
-    return row
-
-
-def preparation_result(row: Preparation, result: StepResult, at: float) -> Preparation:
-    """Return the row of a prepare stage that ended like this; one that failed is tried again later."""
-    if isinstance(result, Ok):
-        return replace(row, state=PreparationState.DONE, text=row.text or result.text, at=at)
-    not_before = at + backoff_s(row.attempt - 1)
-    return replace(row, state=PreparationState.FAILED, text=result.text, at=at, not_before=not_before)
-
-
-def preparation_again(row: Preparation, problem: str, at: float) -> Preparation:
-    """Return the row of a stage that is due again, because its files differ on the node."""
-    # At once for the first time: what differs again and again may be a disk that fails.
-    delay_s = backoff_s(row.attempt - 2) if row.attempt > 1 else 0.0
-    return replace(row, state=PreparationState.WAITING, text=problem, at=at, not_before=at + delay_s)

@@ -31,6 +31,7 @@ from machines.rules.node_claims import work_blocker
 from machines.scheduler.expiry import extend_deadlines
 from machines.scheduler.why import Live
 from machines.workflow.live_step import LiveStep
+from machines.workflow.prepare_try import has_lost_run
 from rolloutd import ports
 from rolloutd.configuration.sealed_variables import unseal
 from rolloutd.engine.adapter_failures import AdapterFailures
@@ -203,7 +204,7 @@ class State:
             for stage in rollout.plan.prepare
             if stage.host == node
         )
-        if any(row and row.handle and row.state is PreparationState.FAILED for row in builds):
+        if any(row and row.state is PreparationState.FAILED and has_lost_run(row) for row in builds):
             return True
         return bool(await self.store.unfinished_runs(node))
 

@@ -21,6 +21,7 @@ from machines.model.preparation import (
 )
 from machines.model.rollout import Failure, Vote
 from machines.states import Trigger
+from machines.workflow.prepare_try import NEXT_STATES, try_state
 
 if TYPE_CHECKING:
     from tests.sim.sim_node import SimNode
@@ -114,6 +115,9 @@ class PrepareJudge:
         if stage is None:  # the cleanup
             return
         name = f"stage {row.stage} of {row.node} in {row.rollout}"
+        earlier = None if before is None else try_state(before)
+        if try_state(row) not in NEXT_STATES[earlier]:
+            self._report(f"{name} is {try_state(row)} after {earlier}, which is not in the table")
         if row.state in PREPARED:
             self._proven.add((row.rollout, row.stage))
             self._require_installed(name, row, stage)

@@ -7,7 +7,7 @@ from typing import Any
 
 from machines.model.events import ArtifactsBuilt, Event, PreparationRecorded
 from machines.model.preparation import entry_of_record
-from machines.workflow.recording import preparation_result
+from machines.workflow import prepare_try
 from rolloutd.concurrency import threads
 from rolloutd.engine.preparation.session import StageSession
 from rolloutd.engine.state import State
@@ -39,7 +39,7 @@ async def build(session: StageSession) -> StepResult | None:
     state, stage, rollout = session.state, session.stage, session.rollout.id
     path = built_directory(state, rollout, stage.name) / PurePosixPath(stage.manifest_file).name
     await threads.FILES.run(path.parent.mkdir, parents=True, exist_ok=True)
-    if not session.row.content:  # a new try: the manifest of an earlier one is not its result
+    if not prepare_try.is_acting(session.row):  # a new try: the manifest of an earlier one is not its result
         path.unlink(missing_ok=True)
     session.change(handle=session.run_handle, content=stage.playbook_digest)
     if not await session.begin():
@@ -51,7 +51,7 @@ async def build(session: StageSession) -> StepResult | None:
     manifest = tuple(map(entry_of_record, await threads.FILES.run(_read_built_manifest, path)))
     await session.preparation_adapters.built.share(built_name(rollout, stage.name))
     now = state.now()
-    done = PreparationRecorded(preparation_result(session.row, Ok(), now))
+    done = PreparationRecorded(prepare_try.ended(session.row, Ok(), now))
     # One commit: with the manifest nodes may begin to stage, so the build must be over.
     events: list[Event] = [ArtifactsBuilt(rollout, stage.name, manifest, now), done]
     await state.commit(events, cause=f"stage {stage.name} is built")

@@ -9,12 +9,12 @@ from machines.model.node import Node
 from machines.model.node_snapshot import differences
 from machines.model.preparation import (
     ManifestEntry,
-    PreparationState,
     PrepareKind,
     PrepareStage,
     entry_record,
 )
 from machines.model.timefmt import format_rfc3339
+from machines.workflow import prepare_try
 from rolloutd.engine.outcomes import capture_errors
 from rolloutd.engine.preparation.builds import built_directory, built_name
 from rolloutd.engine.preparation.kept_artifacts import previous_generation, remembered_digests, wanted_digests
@@ -56,7 +56,7 @@ class NodeStage:
         if node is None:
             # It left while its older runs were ended; the preparer ends a stage that was begun.
             return None
-        is_resumed = bool(session.row.content)
+        is_resumed, earlier = prepare_try.is_acting(session.row), prepare_try.uncompared_snapshot(session.row)
         session.change(content=session.row.content or stage.content_for(node))
         checkpoints = (
             await session.preparation_adapters.checkpoints.read(session.host, timeout_s=NODE_TIMEOUT_S) or {}
@@ -73,13 +73,12 @@ class NodeStage:
             # Its own checkpoint is of a try whose answer was lost: it did bring what is there.
             is_own = is_resumed or checkpoint.rollout == session.rollout.id
             when = f"done by {checkpoint.rollout} at {format_rfc3339(checkpoint.at)}"
-            state, text = (PreparationState.DONE, "") if is_own else (PreparationState.SKIPPED, when)
-            await session.record(state=state, text=text, before=None)
+            session.row = prepare_try.done_before(session.row, session.state.now(), "" if is_own else when)
+            await session.record()
             return None
-        before = session.row.before
-        if before is None or not is_resumed:
+        if not is_resumed or session.row.before is None:
             measured = await self._measure()
-            if before is not None and (changed := differences(before, measured, stage.may_change)):
+            if earlier is not None and (changed := differences(earlier, measured, stage.may_change)):
                 await session.disturbed(changed)
                 return None
             session.change(before=measured)

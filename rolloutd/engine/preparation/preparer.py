@@ -10,7 +10,7 @@ from __future__ import annotations
 from machines.facts.node_work import WorkKind, conflicting_work
 from machines.model.decision import Prepare
 from machines.model.preparation import CLEANUP, PrepareKind, PrepareStage
-from machines.workflow.recording import preparation_intent
+from machines.workflow import prepare_try
 from rolloutd.engine.drivers.node_session import AdapterSet
 from rolloutd.engine.outcomes import capture_errors
 from rolloutd.engine.preparation import builds
@@ -54,7 +54,7 @@ class Preparer:
         stage = next((each for each in stages if each.name == wanted.stage), None)
         if stage is None:
             return None
-        row = preparation_intent(wanted, before, self._state.now())
+        row = prepare_try.intent(wanted, before, self._state.now())
         return StageSession(self._state, self._adapters, rollout, stage, row)
 
     def _is_occupied(self, wanted: Prepare) -> bool:
@@ -70,7 +70,7 @@ class Preparer:
                 return await session.abandon()
         elif not session.is_wanted or self._is_occupied(wanted):
             return None  # the next decision asks again
-        if not session.row.content and await self._may_have_lost_run(session):
+        if not prepare_try.is_acting(session.row) and await self._may_have_lost_run(session):
             if not await session.begin():
                 return None
             if (failure := await session.end_lost_run()) is not None:
@@ -82,8 +82,7 @@ class Preparer:
         return await NodeStage(session, self._limits).prepare()
 
     async def _may_have_lost_run(self, session: StageSession) -> bool:
-        """Return whether a run that was lost may still be on the node; a handle is that of an earlier try."""
-        if session.row.handle:
+        if prepare_try.has_lost_run(session.row):
             return True
         runs = bool(session.stage.playbook) and not session.is_local
         return runs and await self._state.has_unfinished_run(session.host.name)
@@ -98,7 +97,7 @@ async def remove(session: StageSession) -> StepResult | None:
     # A node that has drifted waits like one that only has the files, and may run them.
     if (await session.state.store.find_changes_in_effect(node, [rollout]))[rollout]:
         return Ok("nothing was removed: the node has its change, or had it")
-    # A row with content is not taken for one that may have lost a run: its run is found again.
+    # From here on the try acts, so that a restarted daemon finds its run again and does not end it.
     session.change(content=session.rollout.digest.change)
     if cleanup is not None:
         session.change(handle=session.run_handle)

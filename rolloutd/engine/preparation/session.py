@@ -18,8 +18,8 @@ from machines.model.preparation import CLEANUP, LOCALHOST, Preparation, Preparat
 from machines.model.rollout import FailureCode, Rollout
 from machines.scheduler.preparing import is_to_be_cleaned, may_begin
 from machines.states import Phase, Trigger
+from machines.workflow import prepare_try
 from machines.workflow.phase_transitions import transition
-from machines.workflow.recording import preparation_result
 from machines.workflow.steps import StepPrefix, step_id
 from rolloutd.engine.drivers.node_session import AdapterSet, PreparationAdapters, end_runs_on_node
 from rolloutd.engine.outcomes import capture_errors
@@ -82,12 +82,6 @@ class StageSession:
         return self.recorded_row is not None and self.recorded_row.state is PreparationState.RUNNING
 
     @property
-    def _has_begun(self) -> bool:
-        """Whether the stage is under way; a row without content only ends the lost runs of earlier tries."""
-        row = self.recorded_row
-        return row is not None and row.state is PreparationState.RUNNING and bool(row.content)
-
-    @property
     def is_wanted(self) -> bool:
         """Whether its rollout is open, or is cleaned up, and the inventory has its node.
 
@@ -98,7 +92,7 @@ class StageSession:
         if rollout is None or (row.node != BUILD_NODE and row.node not in index.nodes):
             return False
         if row.stage == CLEANUP:
-            return self._has_begun or is_to_be_cleaned(index, rollout)
+            return prepare_try.is_acting(self.recorded_row) or is_to_be_cleaned(index, rollout)
         return not rollout.closed
 
     def rendered(self, text: str) -> str:
@@ -116,7 +110,7 @@ class StageSession:
             row, now = self.row, self.state.now()
             # A stage that has begun goes to its end, whatever may begin now.
             if self.is_under_way:
-                may_go_on = self._has_begun or self.is_wanted
+                may_go_on = prepare_try.is_acting(self.recorded_row) or self.is_wanted
             else:
                 may_go_on = may_begin(self.state.index, row.rollout, row.node, row.stage, now)
             if not may_go_on:
@@ -135,7 +129,7 @@ class StageSession:
         recorded = self.recorded_row
         has_ended = recorded is not None and recorded.attempt >= self.row.attempt and not self.is_under_way
         if self.rollout.id in self.state.index.rollouts and not has_ended:
-            self.row = preparation_result(self.row, result, self.state.now())
+            self.row = prepare_try.ended(self.row, result, self.state.now())
             await self.record()
 
     async def disturbed(self, changed: Sequence[str]) -> None:
@@ -155,7 +149,7 @@ class StageSession:
             code=FailureCode.PREPARE_DISTURBED,
             suffix=f".{row.stage}.{row.attempt}",
         )
-        self.change(state=PreparationState.DISTURBED, text=text, before=None, at=now)
+        self.row = prepare_try.disturbed(row, text, now)
         events: list[Event] = [moved, PreparationRecorded(self.row)]
         await self.state.commit(events, cause=f"{step} disturbed the node")
 

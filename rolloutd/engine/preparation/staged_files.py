@@ -6,13 +6,12 @@ A checkpoint says what a stage did, not what is on the node now.  What differs i
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
 from machines.model.decision import CompareStaged
 from machines.model.events import Event, PreparationRecorded
 from machines.model.node import Node
 from machines.model.preparation import Preparation, PreparationState, PrepareStage, StagedComparison
-from machines.workflow.recording import preparation_again
+from machines.workflow import prepare_try
 from rolloutd.engine.drivers.node_session import AdapterSet
 from rolloutd.engine.outcomes import capture_errors
 from rolloutd.engine.preparation.session import render_for_host
@@ -91,10 +90,8 @@ async def stage_again(
             row = known.rows.get((node, stage.name))
             if stage.name not in problems or row is None or not known.is_done(stage, found):
                 continue  # it is due already
-            events.append(PreparationRecorded(preparation_again(row, problems[stage.name], now)))
+            events.append(PreparationRecorded(prepare_try.due_again(row, problems[stage.name], now)))
         recorded = None if begun is None else known.rows.get((node, begun.stage))
         if begun is not None and recorded is not None and recorded.state is PreparationState.RUNNING:
-            text = f"waits for {', '.join(problems)}"
-            waiting = replace(begun, state=PreparationState.WAITING, content="", text=text, at=now)
-            events.append(PreparationRecorded(waiting))
+            events.append(PreparationRecorded(prepare_try.waiting_for(begun, problems, now)))
         await commit(events, f"staged files differ: {'; '.join(problems.values())}")
