@@ -6,7 +6,7 @@ from bisect import insort
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from enum import Enum
 from functools import cache, lru_cache
-from typing import Any, ForwardRef, TypeVar, cast
+from typing import Any, ForwardRef, Generic, TypeVar, cast
 
 from machines.model.node import natural_sort_key
 from machines.model.timefmt import format_rfc3339
@@ -65,20 +65,24 @@ def format_optional_timestamp(instant: float | None) -> str | None:
     return format_timestamp(instant) if instant else None
 
 
-def kept_rows(
-    kept: dict[str, dict[Key, tuple[object, T]]],
-    name: str,
-    sources: Mapping[Key, object],
-    make: Callable[[Key], T],
-) -> list[T]:
-    """Return the rows of a list by what each is made of; a row whose source is equal is the one kept."""
-    before = kept.get(name, {})
-    # With the new source: the next time it is most likely the same object, which is compared at once.
-    kept[name] = {
-        key: (source, row[1] if (row := before.get(key)) is not None and row[0] == source else make(key))
-        for key, source in sources.items()
-    }
-    return [row for _, row in kept[name].values()]
+class KeptRows(Generic[Key, T]):
+    """The rows of a list as they were last shown, and what each was made of."""
+
+    def __init__(self) -> None:
+        self._rows: dict[Key, tuple[object, T]] = {}
+
+    def keys(self) -> Iterable[Key]:
+        return self._rows.keys()
+
+    def update(self, sources: Mapping[Key, object], make: Callable[[Key], T]) -> list[T]:
+        """Return the rows by what each is made of; a row whose source is equal is the one kept."""
+        before = self._rows
+        # With the new source: the next time it is most likely the same object, which is compared at once.
+        self._rows = {
+            key: (source, row[1] if (row := before.get(key)) is not None and row[0] == source else make(key))
+            for key, source in sources.items()
+        }
+        return [row for _, row in self._rows.values()]
 
 
 def in_natural_order(before: Iterable[str], names: Set[str]) -> list[str]:

@@ -15,6 +15,7 @@ from typing_extensions import TypeVar
 from machines.model.rollout import Actor
 from rolloutd.control import rights
 from rolloutd.control.identity import Identity
+from rolloutd.control.kept_answers import KeptAnswers
 from rolloutd.control.requests import NoParams, QueryParams, RequestBody
 from rolloutd.control.responses import Encoded, SharedAnswers, encode_in_slices
 from rolloutd.control.status_feed import StatusFeed
@@ -64,6 +65,7 @@ class Services:
     step_down: Callable[[], None]
     is_standby: bool = False
     answers: SharedAnswers = field(default_factory=SharedAnswers)
+    kept: KeptAnswers = field(default_factory=KeptAnswers)
     status_feed: StatusFeed = field(default_factory=StatusFeed)
 
 

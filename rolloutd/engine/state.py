@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from machines.facts.apply import count_rows
 from machines.facts.node_work import WAITS_FOR, NodeWork, WorkKind
@@ -127,16 +127,8 @@ class State:
     """Raises LeadershipLost once another daemon may lead: called before each action outside."""
     facts_behind: asyncio.Event = field(default_factory=asyncio.Event)
     """The store has an event that could not be applied: this process must not decide."""
-    coverages: dict[str, Any] = field(default_factory=dict)
-    """By rollout, what the API last found that its plan leaves out."""
-    rows: dict[str, Any] = field(default_factory=dict)
-    """By rollout, the lists of its last status, and what each row was made of."""
-    names_in_order: Sequence[str] = ()
-    """The names of all nodes in natural order, as the API last listed them."""
     reboot_approvers: dict[str, Mapping[int, frozenset[str]]] = field(default_factory=dict)
     """By FleetLock group, the teams that those who approved had at the last call; an outage hides teams."""
-    change_matrix: Any = None
-    """What the API last found of changes and nodes."""
     _database_id: str = ""
     _write_lock: CommitLock = field(default_factory=CommitLock)
     _advance_lock: asyncio.Lock = field(default_factory=asyncio.Lock)

@@ -25,6 +25,7 @@ from rolloutd.commands import rollout_commands, submit
 from rolloutd.commands.execution import UserCommand, execute
 from rolloutd.commands.resolve import MAX_CLOSED, resolve_rollout
 from rolloutd.concurrency import threads
+from rolloutd.control.kept_answers import KeptAnswers
 from rolloutd.control.nodes import node_serializers
 from rolloutd.control.rollouts import serializers
 from rolloutd.control.rollouts.coverage import coverage_of
@@ -118,6 +119,7 @@ class Controller:
     settings: Operator
     monotonic: Callable[[], float] = time.monotonic
     _known: dict[str, _Known] = field(default_factory=dict)
+    _kept: KeptAnswers = field(default_factory=KeptAnswers)
     _woken: asyncio.Event = field(default_factory=asyncio.Event)
     _has_due: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -346,8 +348,8 @@ class Controller:
             text = f"{known.rollout} was deleted; make another object to submit the plan again"
             refusal = Refusal("Deleted", text, known.rollout)
             return status_of(known.obj, None, (), refusal, now)
-        covered = await coverage_of(state, resolved.index, resolved.rollout)
-        rollout = serializers.rollout(state, resolved, covered)
+        covered = await coverage_of(state, self._kept, resolved.index, resolved.rollout)
+        rollout = serializers.rollout(state, self._kept, resolved, covered)
         unresolved = resolved.index.unresolved_failures(resolved.rollout.id)[:MAX_ITEMS]
         return status_of(
             known.obj, rollout, [node_serializers.failure(each) for each in unresolved], None, now

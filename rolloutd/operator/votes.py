@@ -23,6 +23,7 @@ from rolloutd.commands.execution import UserCommand, execute
 from rolloutd.commands.resolve import ResolvedRollout, resolve_for_reading
 from rolloutd.commands.rollout_commands import Events, Principal
 from rolloutd.control import responses
+from rolloutd.control.kept_answers import KeptAnswers
 from rolloutd.control.nodes import node_serializers
 from rolloutd.control.requests import CastVote
 from rolloutd.control.rollouts import serializers
@@ -70,6 +71,7 @@ class VoteServer:
         self._sources = sources
         self._cluster = cluster
         self._settings = settings
+        self._kept = KeptAnswers()
 
     def application(self) -> web.Application:
         application = web.Application(client_max_size=MAX_BODY_BYTES)
@@ -116,10 +118,10 @@ class VoteServer:
         user = await self._authenticate(request)
         await self._require(user, "get", request)
         resolved = await self._resolve(request)
-        covered = await coverage_of(self._state, resolved.index, resolved.rollout)
+        covered = await coverage_of(self._state, self._kept, resolved.index, resolved.rollout)
         unresolved = resolved.index.unresolved_failures(resolved.rollout.id)
         return {
-            "rollout": serializers.rollout(self._state, resolved, covered),
+            "rollout": serializers.rollout(self._state, self._kept, resolved, covered),
             "failures": [node_serializers.failure(each) for each in unresolved],
         }
 

@@ -25,6 +25,7 @@ from rolloutd.adapters.ssh.person_shell import shell_command
 from rolloutd.configuration.documents import configuration_hash, intended_configuration
 from rolloutd.control.client import Client
 from rolloutd.control.identity import Account, CachedNameService
+from rolloutd.control.kept_answers import KeptAnswers
 from rolloutd.control.routes import Services
 from rolloutd.control.server import ControlServer
 from rolloutd.engine.background.audit_monitor import AuditMonitor
@@ -133,6 +134,7 @@ class ControlEnvironment:
     sources: FakeSourceStore
     audit_monitor: AuditMonitor
     refresh_calls: list[int] = field(default_factory=list)
+    kept: KeptAnswers = field(default_factory=KeptAnswers)
     observes_nodes: bool = False
 
     async def restart(self) -> None:
@@ -369,7 +371,7 @@ async def control_environment(
     path = tmp_path / "run" / "control.sock"
     server = ControlServer(services, path=path, group=group, accounts=names or people)
     env = ControlEnvironment(
-        state, clock, people, client, server, run_host, sources, audit_monitor, refreshed
+        state, clock, people, client, server, run_host, sources, audit_monitor, refreshed, services.kept
     )
     await server.start()
     try:

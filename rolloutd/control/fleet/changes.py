@@ -30,9 +30,7 @@ MAX_CLOSED = 50
 async def changes(services: Services, request: Request[requests.ChangesQuery]) -> wire_fleet.Changes:
     """Show which node has which change, across rollouts."""
     state, query = services.state, request.input
-    if state.change_matrix is None:
-        state.change_matrix = ChangeMatrix()
-    matrix: ChangeMatrix = state.change_matrix
+    matrix = services.kept.of(ChangeMatrix)
     index, found, closed = state.index.fork(), dict[ChangeKey, list[str]](), dict[str, Sequence[Target]]()
     for rollout in reversed([*index.rollouts.values()]):
         if query.plan in (None, rollout.plan.name):
@@ -49,7 +47,7 @@ async def changes(services: Services, request: Request[requests.ChangesQuery]) -
             # A rollout that was deleted meanwhile is shown by its hash.
             with suppress(NotFound):
                 versions[rollouts[0]] = version_of(*await state.store.load_plan(rollouts[0]))
-    names = partial(names_in_order, state, index)
+    names = partial(names_in_order, services.kept, index)
     # In a thread, on a fork: ten thousand targets take longer than the loop may pause.
     return await compute(_answer, matrix, index, found, closed, versions, query, names)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from machines.facts.availability import Unavailability
 from machines.facts.index import Index
@@ -15,6 +16,7 @@ from machines.rules.reboots import reboot_gate_view
 from rolloutd.commands import self_reboots
 from rolloutd.control.fleet import wire_fleet
 from rolloutd.control.formats import fill, format_optional_timestamp, format_timestamp, in_natural_order, page
+from rolloutd.control.kept_answers import KeptAnswers
 from rolloutd.control.requests import PageQuery
 from rolloutd.control.responses import Encoded, encode_rows
 from rolloutd.engine.source_state import SourceState
@@ -106,10 +108,10 @@ def _reboot_gate(index: Index, of: self_reboots.GroupGate, now: float) -> wire_f
     }
 
 
-async def inventory(state: State, query: PageQuery) -> wire_fleet.Inventory:
+async def inventory(state: State, answers: KeptAnswers, query: PageQuery) -> wire_fleet.Inventory:
     # In a thread, on a fork: ten thousand nodes take longer than the loop may pause.
     index, now = state.index.fork(), state.now()
-    shown, next_after = await compute(_inventory_page, state, index, query)
+    shown, next_after = await compute(_inventory_page, answers, index, query)
     return {
         "nodes": shown,
         "sources": [_source(each, index.sources.get(each.source), now) for each in state.sources.values()],
@@ -118,16 +120,24 @@ async def inventory(state: State, query: PageQuery) -> wire_fleet.Inventory:
 
 
 def _inventory_page(
-    state: State, index: Index, query: PageQuery
+    answers: KeptAnswers, index: Index, query: PageQuery
 ) -> tuple[list[wire_fleet.InventoryNode], str | None]:
-    shown, next_after = page_of_names(names_in_order(state, index), query)
+    shown, next_after = page_of_names(names_in_order(answers, index), query)
     return [_inventory_node(index, index.nodes[name]) for name in shown], next_after
 
 
-def names_in_order(state: State, index: Index) -> Sequence[str]:
+@dataclass(slots=True)
+class KeptNames:
+    """The names of all nodes in natural order, as they were last listed."""
+
+    in_order: Sequence[str] = ()
+
+
+def names_in_order(answers: KeptAnswers, index: Index) -> Sequence[str]:
     """Return the names of all nodes in natural order; the last answer is kept and changed by what differs."""
-    state.names_in_order = in_natural_order(state.names_in_order, index.nodes.keys())
-    return state.names_in_order
+    kept = answers.of(KeptNames)
+    names = kept.in_order = in_natural_order(kept.in_order, index.nodes.keys())
+    return names
 
 
 def page_of_names(names: Sequence[str], query: PageQuery) -> tuple[Sequence[str], str | None]:

@@ -33,7 +33,7 @@ async def locks(services: Services, request: Request) -> Encoded[wire_fleet.Lock
 @routes.add("GET", "/v1/inventory", is_shared=True)
 async def inventory(services: Services, request: Request[PageQuery]) -> wire_fleet.Inventory:
     """Show all known nodes, and the age of each source's answer."""
-    return await fleet_serializers.inventory(services.state, request.input)
+    return await fleet_serializers.inventory(services.state, services.kept, request.input)
 
 
 @routes.add("GET", "/v1/inventory/{n}")
@@ -122,7 +122,7 @@ async def accept_inventory(
     """Let the held answer of an inventory source take effect."""
     body = request.input
     await services.accept_inventory(body.source, request.identity.actor, body.reason)
-    return await fleet_serializers.inventory(services.state, requests.PageQuery())
+    return await fleet_serializers.inventory(services.state, services.kept, requests.PageQuery())
 
 
 @routes.add("POST", "/v1/inventory/{n}/pin", access=rights.INVENTORY_ADMIN)

@@ -11,6 +11,7 @@ from machines.model.node import Node, natural_sort_key
 from machines.model.plan import Plan, StepDef
 from machines.model.rollout import Rollout
 from machines.model.target_plan import applicable, isolators_for, lacks_isolator
+from rolloutd.control.kept_answers import KeptAnswers
 from rolloutd.engine.state import State
 from rolloutd.engine.tasks import compute_over
 from rolloutd.plugin import PROBES, installed_adapters
@@ -30,18 +31,24 @@ class Coverage:
     not_isolated: list[str]
 
 
-async def coverage_of(state: State, index: Index, rollout: Rollout) -> Coverage:
+class KeptCoverages(dict[str, Coverage]):
+    """By rollout, what its plan was last found to leave out."""
+
+
+async def coverage_of(state: State, answers: KeptAnswers, index: Index, rollout: Rollout) -> Coverage:
     """Return what a plan leaves out; the answer is kept until a node or the number of targets changes."""
     # A status must not cost the size of the fleet: consoles ask for it again and again.
     total = index.counters(rollout.id).phases.total()
-    known: Coverage | None = state.coverages.get(rollout.id)
+    kept = answers.of(KeptCoverages)
+    known = kept.get(rollout.id)
     basis = (index.node_changes, total)
     if known is not None and known.plan is rollout.plan and known.basis == basis:
         return known
     found = await compute_over(total, _find_coverage, index.fork(), rollout, basis)
-    state.coverages = {key: each for key, each in state.coverages.items() if key in state.index.rollouts}
+    for gone in kept.keys() - state.index.rollouts.keys():
+        del kept[gone]
     if rollout.id in state.index.rollouts:
-        state.coverages[rollout.id] = found
+        kept[rollout.id] = found
     return found
 
 

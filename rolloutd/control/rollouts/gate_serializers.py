@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
 from machines.facts import votes
 from machines.facts.index import Index
@@ -15,13 +15,15 @@ from machines.model.plan import PILOT_WAVE, GateName
 from machines.model.rollout import Rollout, Vote
 from machines.model.rows import AuditMismatch
 from machines.rules import gates
-from rolloutd.control.formats import fill, format_timestamp, kept_rows
+from rolloutd.control.formats import KeptRows, fill, format_timestamp
 from rolloutd.control.rollouts import wire
 from rolloutd.texts.reason_text import describe_mismatch
 from rolloutd.texts.vote_text import describe_missing_votes
 
+KeptGates = KeptRows[tuple[GateName, str], tuple[wire.Gate, int]]
 
-def gates_of(kept: dict[str, Any], index: Index, each: Rollout, now: float) -> list[tuple[wire.Gate, int]]:
+
+def gates_of(kept: KeptGates, index: Index, each: Rollout, now: float) -> list[tuple[wire.Gate, int]]:
     """Return all gates, and how many votes each still needs; `kept` has those of the last time."""
     index = index.at(now)
     # All that a gate is made of: who must vote, which votes count, and whether it asks.
@@ -42,7 +44,7 @@ def gates_of(kept: dict[str, Any], index: Index, each: Rollout, now: float) -> l
         view = gate_view(index, each, *place, now)
         return gate(index, each, view, now), count_missing_votes(view)
 
-    return kept_rows(kept, "gates", dict.fromkeys(places, source), make)
+    return kept.update(dict.fromkeys(places, source), make)
 
 
 def gate_places(each: Rollout) -> Sequence[tuple[GateName, str]]:

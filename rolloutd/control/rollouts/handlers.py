@@ -41,17 +41,21 @@ async def status(services: Services, request: Request[StatusQuery]) -> wire.Stat
     seq = state.changes.latest_seq
     shown = []
     for name, each in tuple(state.index.rollouts.items()):
-        covered = await coverage_of(state, state.index, each)
+        covered = await coverage_of(state, services.kept, state.index, each)
         # Again: it may have been deleted, or have changed, while its nodes were examined.
         live = state.index.rollouts.get(name)
         if live is not None and (query.all or not live.closed or state.index.counters(name).in_flight):
-            shown.append(serializers.rollout(state, ResolvedRollout(state.index, live, live=True), covered))
+            shown.append(
+                serializers.rollout(
+                    state, services.kept, ResolvedRollout(state.index, live, live=True), covered
+                )
+            )
     if query.all:
         for closed in await state.store.list_closed_rollouts(MAX_CLOSED_SHOWN):
             if closed.id not in state.index.rollouts:
                 resolved = await resolve_rollout(state, closed.id)
-                covered = await coverage_of(state, resolved.index, resolved.rollout)
-                shown.append(serializers.rollout(state, resolved, covered))
+                covered = await coverage_of(state, services.kept, resolved.index, resolved.rollout)
+                shown.append(serializers.rollout(state, services.kept, resolved, covered))
     return {
         "rollouts": shown,
         "trouble": "; ".join(state.problems()) or None,
@@ -80,8 +84,10 @@ async def rollout(services: Services, request: Request) -> wire.Rollout:
     """Show one rollout."""
     state = services.state
     resolved = await resolve_for_reading(state, request.path_params["r"])
-    covered = await coverage_of(state, resolved.index, resolved.rollout)
-    return serializers.rollout(state, await resolve_for_reading(state, resolved.rollout.id), covered)
+    covered = await coverage_of(state, services.kept, resolved.index, resolved.rollout)
+    return serializers.rollout(
+        state, services.kept, await resolve_for_reading(state, resolved.rollout.id), covered
+    )
 
 
 @routes.add("POST", f"{_PATH}/pause", access=rights.PLAN_OWNER, operation="pause")
@@ -153,8 +159,8 @@ async def _command_rollout(
     services: Services, request: Request[requests.ReasonBody], decide: Decide
 ) -> wire.Rollout:
     done = await execute_on_path(services, request, partial(decide, reason=request.input.reason))
-    covered = await coverage_of(services.state, done.rollout.index, done.rollout.rollout)
-    return serializers.rollout(services.state, current(services.state, done.rollout), covered)
+    covered = await coverage_of(services.state, services.kept, done.rollout.index, done.rollout.rollout)
+    return serializers.rollout(services.state, services.kept, current(services.state, done.rollout), covered)
 
 
 async def execute_on_path(

@@ -20,6 +20,7 @@ from machines.states import CARRIES_CHANGE, EXCEPTIONS, IN_FLIGHT_PHASES, Outcom
 from rolloutd.commands.resolve import ResolvedRollout
 from rolloutd.control import formats
 from rolloutd.control.daemons.runner_serializers import current_runner
+from rolloutd.control.kept_answers import KeptAnswers
 from rolloutd.control.rollouts import coverage, gate_serializers, wire
 from rolloutd.control.trains.train_serializers import rollout_train
 from rolloutd.engine.state import State, StepProgress
@@ -83,13 +84,28 @@ def source(pinned: Mapping[str, str]) -> wire.Source:
     }
 
 
-def rollout(state: State, resolved: ResolvedRollout, covered: coverage.Coverage) -> wire.Rollout:
+class RolloutRows:
+    """The lists of a rollout's last status."""
+
+    def __init__(self) -> None:
+        self.in_flight = formats.KeptRows[str, wire.InFlight]()
+        self.pools = formats.KeptRows[str, wire.Pool]()
+        self.gates: gate_serializers.KeptGates = formats.KeptRows()
+
+
+class KeptRollouts(dict[str, RolloutRows]):
+    """By rollout, the lists of its last status."""
+
+
+def rollout(
+    state: State, answers: KeptAnswers, resolved: ResolvedRollout, covered: coverage.Coverage
+) -> wire.Rollout:
     now = state.now()
     current, index = resolved.rollout, resolved.index
     latest = None if current.closed else _forecast_ahead(state.forecasts.get(current.id), now)
     progress = rollout_progress(index, current.id, now)
-    kept = _kept_lists(state, current.id)
-    gates = gate_serializers.gates_of(kept, index, current, now)
+    kept = _kept_rows(state, answers.of(KeptRollouts), current.id)
+    gates = gate_serializers.gates_of(kept.gates, index, current, now)
     return {
         **_summary(current, progress),
         "source": source(current.source),
@@ -123,32 +139,32 @@ def rollout(state: State, resolved: ResolvedRollout, covered: coverage.Coverage)
     }
 
 
-def _kept_lists(state: State, rollout: str) -> dict[str, Any]:
-    """Return the rows of the rollout's last status by list; a rollout that only the store has keeps none."""
+def _kept_rows(state: State, kept: KeptRollouts, rollout: str) -> RolloutRows:
+    """Return the lists of the rollout's last status; a rollout that only the store has keeps none."""
     if rollout not in state.index.rollouts:
-        return {}
-    if rollout not in state.rows:
-        state.rows = {key: each for key, each in state.rows.items() if key in state.index.rollouts}
-    kept: dict[str, Any] = state.rows.setdefault(rollout, {})
-    return kept
+        return RolloutRows()
+    if rollout not in kept:
+        for gone in kept.keys() - state.index.rollouts.keys():
+            del kept[gone]
+    return kept.setdefault(rollout, RolloutRows())
 
 
-def _in_flight(state: State, index: Index, kept: dict[str, Any], rollout: str) -> list[wire.InFlight]:
+def _in_flight(state: State, index: Index, kept: RolloutRows, rollout: str) -> list[wire.InFlight]:
     targets, nodes, sources = index.targets_by_node(rollout), state.index.nodes, {}
     current = state.index.rollouts.get(rollout)
     # What the runner of a row depends on, with the node's labels.
     runners = (current and current.plan, state.index.limits.runners, len(state.runners) > 1)
-    for node in formats.in_natural_order(kept.get("in_flight", ()), index.counters(rollout).in_flight):
+    for node in formats.in_natural_order(kept.in_flight.keys(), index.counters(rollout).in_flight):
         live = _step_progress(state, target := targets[node])
         sources[node] = (target, live.step, live.run, nodes.get(node), runners)
-    return formats.kept_rows(kept, "in_flight", sources, lambda node: in_flight(state, targets[node]))
+    return kept.in_flight.update(sources, lambda node: in_flight(state, targets[node]))
 
 
-def _pools(index: Index, kept: dict[str, Any], rollout: str) -> list[wire.Pool]:
+def _pools(index: Index, kept: RolloutRows, rollout: str) -> list[wire.Pool]:
     counters = index.counters(rollout).pools
     pools = {name: index.pool(name) for name in sorted(counters)}
     sources = {name: (counters[name].version, pool.version) for name, pool in pools.items()}
-    return formats.kept_rows(kept, "pools", sources, lambda name: _pool(index, counters[name], pools[name]))
+    return kept.pools.update(sources, lambda name: _pool(index, counters[name], pools[name]))
 
 
 def _pool(index: Index, counts: PoolCounters, pool: Pool) -> wire.Pool:

@@ -11,6 +11,7 @@ import pytest
 from machines.model.events import NodesDiscovered
 from machines.model.node import NodeKind
 from rolloutd.control.client import ApiError
+from rolloutd.control.kept_answers import KeptAnswers
 from rolloutd.control.rollouts.coverage import coverage_of
 from tests.rolloutd.control_environment import NODES, PLAN, control_environment
 
@@ -67,11 +68,11 @@ async def test_coverage_follows_nodes_and_targets(tmp_path: Path) -> None:
     async with control_environment(tmp_path, nodes=MIXED) as inside:
         text = file_with("{command: {do: x, undo: y, where: team=payments}}, {none: {where: team=search}}")
         rollout = await inside.submit(text=text["text"].replace(TRAFFIC, ""))
-        state = inside.state
-        first = await coverage_of(state, state.index, state.index.rollout(rollout))
-        assert await coverage_of(state, state.index, state.index.rollout(rollout)) is first
+        state, kept = inside.state, KeptAnswers()
+        first = await coverage_of(state, kept, state.index, state.index.rollout(rollout))
+        assert await coverage_of(state, kept, state.index, state.index.rollout(rollout)) is first
         p1 = state.index.nodes["p1"]
         await inside.commit(NodesDiscovered((replace(p1, labels={**p1.labels, "team": "search"}),)))
-        second = await coverage_of(state, state.index, state.index.rollout(rollout))
+        second = await coverage_of(state, kept, state.index, state.index.rollout(rollout))
         assert (len(first.not_isolated), len(second.not_isolated)) == (1, 1)
         assert first.not_isolated != second.not_isolated

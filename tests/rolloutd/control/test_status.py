@@ -16,6 +16,7 @@ from machines.model.rows import AuditMismatch, MismatchKind
 from machines.model.selector import parse_selector
 from machines.states import Outcome, Trigger
 from rolloutd.commands.resolve import ResolvedRollout
+from rolloutd.control.kept_answers import KeptAnswers
 from rolloutd.control.rollouts import serializers
 from rolloutd.control.rollouts.coverage import Coverage
 from rolloutd.control.status_changes import difference, merge
@@ -53,13 +54,13 @@ def state_of(index: Projection, now: float) -> State:
     return State(index, unused, FixedClock(now), Settings(), ChangeNotifier())  # type: ignore[arg-type]
 
 
-def status_of(state: State) -> Mapping[str, Any]:
+def status_of(state: State, kept: KeptAnswers) -> Mapping[str, Any]:
     """Return what `GET /v1/status` has of the rollouts."""
     shown = []
     for each in state.index.rollouts.values():
         pinned = replace(each, source={"kind": "git", "pin": "0", "url": "u"})  # the core's tests have none
         covered = Coverage(each.plan, (0, 0), [], [])
-        answer = serializers.rollout(state, ResolvedRollout(state.index, pinned, live=True), covered)
+        answer = serializers.rollout(state, kept, ResolvedRollout(state.index, pinned, live=True), covered)
         # Nothing of the reason is kept; of several nodes, an index that is built again may name another one.
         shown.append({**answer, "reason": None})
     return {"rollouts": shown}
@@ -94,7 +95,7 @@ def change_what_gates_count(world: FleetSimulator) -> None:
 @given(SEEDS)
 def test_streamed_status_equals_one_made_from_nothing(seed: int) -> None:
     world = FleetSimulator.from_seed(seed)
-    state = state_of(world.index, world.now)
+    state, kept = state_of(world.index, world.now), KeptAnswers()
     last: Mapping[str, Any] = {}
     shown: Mapping[str, Any] = {}
     for _ in range(40):
@@ -107,24 +108,24 @@ def test_streamed_status_equals_one_made_from_nothing(seed: int) -> None:
                 world.decide()
             state.index, state.clock = world.index, FixedClock(world.now)  # type: ignore[assignment]
             state.index.advance(world.now)
-            status = status_of(state)
+            status = status_of(state, kept)
             shown = merge(shown, difference(last, status))
             last = status
             fresh = state_of(rebuilt(world.index), world.now)
             fresh.index.record_mismatches(world.index.mismatches)
             fresh.step_progress = state.step_progress
-            assert difference(shown, status_of(fresh)) == {}
+            assert difference(shown, status_of(fresh, KeptAnswers())) == {}
 
 
 def test_unchanged_rows_are_kept() -> None:
     index = index_of(nodes_of({"a": ("n10", "n1"), "b": ("n2",), "c": ("n3",)}))
     submit(index)
-    state = state_of(index, T0)
+    state, kept = state_of(index, T0), KeptAnswers()
     for node in ("n10", "n2"):
         admit(index, node)
-    (before,) = status_of(state)["rollouts"]
+    (before,) = status_of(state, kept)["rollouts"]
     finish(index, "n3")
-    (after,) = status_of(state)["rollouts"]
+    (after,) = status_of(state, kept)["rollouts"]
     assert [each["node"] for each in after["in_flight"]] == ["n2", "n10"]
     figures = [(each["pool"], each["total"], each["in_flight"], each["down"]) for each in after["pools"]]
     assert figures == [("team/a", 2, 1, 1), ("team/b", 1, 1, 1), ("team/c", 1, 0, 0)]
@@ -137,11 +138,11 @@ def test_row_in_flight_follows_runner_of_its_node() -> None:
     index = index_of(nodes_of({"a": ("n1",)}))
     plan = submit(index)
     admit(index, "n1")
-    state = state_of(index, T0)
+    state, kept = state_of(index, T0), KeptAnswers()
     state.step_progress["R", "n1"] = StepProgress(step="run.configure")
 
     def runner() -> str | None:
-        runner: str | None = status_of(state)["rollouts"][0]["in_flight"][0]["runner"]
+        runner: str | None = status_of(state, kept)["rollouts"][0]["in_flight"][0]["runner"]
         return runner
 
     assert runner() is None
@@ -165,10 +166,10 @@ def test_gates_follow_teams_and_expired_votes() -> None:
     need = VoteRequirement(owner=2, each_team=1)
     submit(index, opened=False, gates={GateName.START: need}, vote_ttl_s=500.0)
     vote(index, GateName.START)
-    state = state_of(index, T0)
+    state, kept = state_of(index, T0), KeptAnswers()
 
     def start_gate() -> tuple[list[str], list[bool]]:
-        gate = status_of(state)["rollouts"][0]["gates"][0]
+        gate = status_of(state, kept)["rollouts"][0]["gates"][0]
         return [each["team"] for each in gate["needs"]["teams"]], [each["counts"] for each in gate["votes"]]
 
     assert start_gate() == (["a", "b"], [True])
