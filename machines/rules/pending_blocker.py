@@ -1,4 +1,16 @@
-"""Why a pending node may not start: what all rules together say against it."""
+"""Why a pending node may not start: what all rules together say against it.
+
+An explanation asks every rule and shows the most certain answer.  Admission (scheduler/admission.py) asks the
+same rules for the nodes of whole groups, in the order of their cost, and stops at the first no.  Three of its
+questions are others, because it may request an answer, which an explanation never does:
+
+- remaining_capacity() is how many more may start after those of this decision; capacity_blocker() says which
+  limit is reached.  Both read one list of limits.
+- is_idle() asks for a result of the last seconds; traffic_blocker() says what the last one saw, however old.
+- needs_comparison() asks for a recent comparison; comparison_blocker() says why the last one has no answer.
+
+tests/machines/test_properties.py compares what both say: who is said to start is who starts.
+"""
 
 from __future__ import annotations
 

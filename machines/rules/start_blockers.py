@@ -1,6 +1,6 @@
 """The rules of starting, one function each: a reason, or None when the rule allows it.
 
-decide() and why() ask the same functions, so that every explanation is what is done.  The pool lock,
+Both an admission and an explanation ask them (pending_blocker.py says how the two differ).  The pool lock,
 gates and waves have their own files.
 """
 
