@@ -15,7 +15,9 @@ The tests check it after every step of random fleets.  Three rules keep it true:
 - Whatever may allow a waiting node to start must mark its group, so that it is ready again.  A forgotten
   mark is the worst error here: the node waits although nothing blocks it, until a restart.
 
-What comes in without an event is in records.py.  Other parts see the index only as the read-only Index.
+What comes in without an event is in records.py.  Other parts see the index as the read-only Index, with two
+exceptions: rules/rollbacks.py and invariants/vote_recount.py keep an answer in due_rollbacks and
+recounted_failures, and scheduler/shared_outage.py records the progress of an outage with its next action.
 """
 
 from __future__ import annotations

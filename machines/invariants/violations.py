@@ -1,7 +1,8 @@
 """The invariants: what must never happen, checked before every commit.
 
-The daemon asks about every event before it writes it.  This file reads raw facts (labels, targets, holds,
-observations, votes) and shares no code with rules/ and scheduler/, so a mistake there is found here.  What
+The daemon asks about every event before it writes it.  This file shares no code with rules/, scheduler/ and
+workflow/, so a mistake there is found here.  It does share the facts: rows, and what facts/ derives from them
+(pools, counters, conflicting_work() in node_work.py); the recounts of the tests find a mistake there.  What
 only the world outside can show (two playbooks at once, a step on a node in service) is judged by the oracle
 of the tests.
 """

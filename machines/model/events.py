@@ -1,8 +1,9 @@
-"""Events: the only way to change a stored fact.
+"""Events: the only way to change a stored fact that the audit accounts for.
 
-The store commits an event (rows and audit entry in one transaction), then the index applies it.  Observations
-are no events, because they are not stored.  The names of classes and fields are part of the audit format.
-All instants are epoch seconds.
+Some rows have no event and no audit entry (Writer.write_unaudited): what each source reported, forecasts, and
+what the retention removes.  The store commits an event (rows and audit entry in one transaction), then the
+index applies it.  Observations are no events, because they are not stored.  The names of classes and fields
+are part of the audit format. All instants are epoch seconds.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 A plan compiles to an ordered list of Step rows, and a step record refers to its row by id.  The purpose of a
 row says why the step is done; RULES has one line per purpose: what is recorded, in which phase the step is
-due, and which results are tried again.  next_try() applies it, for every kind of step.  next_action.py walks
-the list.
+due, and which results are tried again.  next_try() applies it.  next_action.py walks the list, and adds what
+a rule cannot say: when a stage starts again, and what a cordon leaves to do (NextAction.try_of()).
 
-A new kind of step is a purpose, its rule, and its rows in compile_steps().
+A new kind of step is a purpose, its rule, its rows in compile_steps(), and in next_action.py its action.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class StepPrefix(StrEnum):
     AFTER = "after"
     """With the change of another rollout, after which the check is made again."""
     SOAK = "soak"
-    """Outside an attempt: while the node soaks, or before its first attempt."""
+    """Outside an attempt: while the node soaks, or before an attempt."""
     PREPARE = "prepare"
 
 

@@ -1,7 +1,8 @@
-"""The one way in: every front end has its commands executed here.
+"""The one way in for commands on rollouts and nodes: every front end has them executed here.
 
 No event is written between the decision and the commit, so a command is judged by the facts that it changes.
-Who may do what is asked by the command itself; it knows no HTTP.
+A submit does the same for itself (submit.py), because it compiles its plan before; what is believed of
+inventories is committed by their refresh. Who may do what is asked by the command itself; it knows no HTTP.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """The daemon's facts, and the one way to change them.
 
-The index has the facts that decisions need; the store keeps the same facts.  `State.commit` makes every
-change: check the invariants, write, apply, publish, in this order and one commit at a time, so that no
-decision uses facts that are older than the store.
-It knows neither sockets nor adapters nor drivers.
+The index has the facts that decisions need; the store keeps the same facts.  Every change ends in
+`State._commit`: check the invariants, write, apply, publish, in this order and one commit at a time, so that
+no decision uses facts that are older than the store.  commit() is for events that are known, commit_decided()
+and exclusive_commit() for those that are decided under the lock. It knows neither sockets nor adapters nor
+drivers.
 """
 
 from __future__ import annotations
