@@ -89,7 +89,7 @@ WARM_S = 2.0
 END_LIMIT_S = 30.0
 """When an event that is not on a screen counts as lost."""
 
-Stage = list[tuple[float, int]]
+MaintainStage = list[tuple[float, int]]
 """When a status came to a stage of its way (monotonic), and its latest entry."""
 
 # -- a console without a screen ----------------------------------------------------
@@ -100,7 +100,7 @@ class TimedClient(Client):
 
     def __init__(self, socket: Path) -> None:
         super().__init__(socket)
-        self.read: Stage = []
+        self.read: MaintainStage = []
 
     def stream_parts(self, *args: Any, **options: Any) -> Generator[list[dict[str, Any]], None, None]:
         for lines in super().stream_parts(*args, **options):
@@ -116,7 +116,7 @@ class HeadlessConsole:
     def __init__(self, socket: Path) -> None:
         self.model = Model()
         self.client = TimedClient(socket)
-        self.shown: Stage = []
+        self.shown: MaintainStage = []
         self.late_s: list[float] = []
         self.requests: Counter[str] = Counter()
         self.connections = 0
@@ -227,7 +227,7 @@ class TimedFeed(StatusFeed):
 
     def __init__(self) -> None:
         super().__init__()
-        self.versions: Stage = []
+        self.versions: MaintainStage = []
 
     async def newer(self, *args: Any) -> StatusVersion:
         version = await super().newer(*args)
@@ -240,7 +240,7 @@ class Mover:
     """Moves nodes of a rollout through their phases, a thousand events a second."""
 
     def __init__(self, fleet: Fleet, rollout: str) -> None:
-        self.committed: Stage = []
+        self.committed: MaintainStage = []
         self._fleet, self._rollout = fleet, rollout
         self._pending = iter(list(fleet.state.index.nodes))
         self._in_flight: deque[tuple[str, int]] = deque()
@@ -333,7 +333,7 @@ async def measure_consoles(fleet: Fleet, consoles: int, seconds: float) -> dict[
     }
 
 
-def _latencies(committed: Stage, stage: Stage) -> Iterator[float]:
+def _latencies(committed: MaintainStage, stage: MaintainStage) -> Iterator[float]:
     """Yield for each entry the seconds until it came to a stage; raises RuntimeError if it never did."""
     place = 0
     for at, seq in committed:

@@ -25,7 +25,7 @@ from machines.model.decision import Admit, Decision, Observe
 from machines.model.events import GateOpened, PhaseMoved, RolloutOpened
 from machines.model.limits import Limits, PoolRule
 from machines.model.node import Node, NodeHealth, Observation
-from machines.model.plan import Digest, GateName, Plan, Stage, StepDef, VoteRequirement, WaveDef
+from machines.model.plan import Digest, GateName, MaintainStage, Plan, StepDef, VoteRequirement, WaveDef
 from machines.model.rollout import Actor, ActorKind, Target
 from machines.model.selector import parse_selector
 from machines.rules.waves import assign_waves
@@ -76,7 +76,7 @@ def plan(number: int) -> Plan:
         owner="infra",
         selector=parse_selector(f"plan=p{number}"),
         waves=(WaveDef("fleet"),),
-        stages=(Stage("configure", "site.yml"),),
+        stages=(MaintainStage("configure", "site.yml"),),
         verify=(StepDef("verify.0.reachable", "reachable"),),
         gates={GateName.START: VoteRequirement()},
     )

@@ -32,7 +32,7 @@ from machines.forecast.model import Assumptions
 from machines.forecast.walk import Walk
 from machines.model.limits import Limits, PoolRule
 from machines.model.node import Node, NodeHealth, Observation
-from machines.model.plan import GateName, Plan, Stage, StepDef, VoteRequirement, WaveDef
+from machines.model.plan import GateName, MaintainStage, Plan, StepDef, VoteRequirement, WaveDef
 from machines.model.selector import parse_selector
 from machines.model.step_record import StepAction
 
@@ -68,7 +68,7 @@ def fleet() -> Projection:
         owner="infra",
         selector=parse_selector(""),
         waves=(WaveDef("canary", soak_s=SOAK_S, gate=GateName.CONTINUE), WaveDef("fleet")),
-        stages=(Stage("configure", "site.yml"),),
+        stages=(MaintainStage("configure", "site.yml"),),
         isolate=(StepDef("isolate.0.command", "command"),),
         verify=(StepDef("verify.0.reachable", "reachable"),),
         gates={GateName.START: VoteRequirement(), GateName.CONTINUE: VoteRequirement(owner=1)},

@@ -35,9 +35,9 @@ from rolloutd.store import backend_of, open_store
 from rolloutd.store.audit_entries import add_sequence_number, draft_entries
 from rolloutd.store.backend import Connection
 from rolloutd.store.postgresql.connection import Address, PostgresqlConnection
-from rolloutd.store.rows import write_events
 from rolloutd.store.schema import TABLES
 from rolloutd.store.sqlite import database
+from rolloutd.store.stored_rows import write_events
 from tests.support.postgresql import ROLE, Postgresql, find_programs, running_server
 
 BARE_BATCH = 100

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from machines.model.causes import Causes
-from machines.model.plan import Capability, Stage, StepDef
+from machines.model.plan import Capability, MaintainStage, StepDef
 from machines.model.rollout import FailureCode
 from machines.model.step_record import StepAction, StepRecord
 from machines.states import Outcome, Trigger
@@ -71,7 +71,7 @@ class RunPlaybook:
     `previous` is the recorded state that the run restores, empty unless it undoes a change.
     """
 
-    stage: Stage
+    stage: MaintainStage
     number: int
     is_started: bool
     previous: str = ""

@@ -132,7 +132,7 @@ class StepDef:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class MaintainStage:
     """One run on a node: a playbook, or a change of another kind, which has `params` and no playbook.
 
     `node_kinds` (empty: any) limits the nodes that it can change.  `undoes` is the step whose recorded state
@@ -225,11 +225,11 @@ class Plan:
     owner: str
     selector: Selector
     waves: tuple[WaveDef, ...]
-    stages: tuple[Stage, ...]
+    stages: tuple[MaintainStage, ...]
     verify: tuple[StepDef, ...]
     traffic: tuple[StepDef, ...] = ()
     isolate: tuple[StepDef, ...] = ()
-    rollback: tuple[Stage, ...] = ()
+    rollback: tuple[MaintainStage, ...] = ()
     rollback_verify: tuple[StepDef, ...] = ()
     on_failure: OnFailure = OnFailure.PAUSE
     at_most: int | None = None
@@ -254,7 +254,7 @@ class Plan:
     joins_train: bool = False
     prepare: tuple[PrepareStage, ...] = ()
     prepare_windows: tuple[Window, ...] = ()
-    prepare_cleanup: Stage | None = None
+    prepare_cleanup: MaintainStage | None = None
     shown_variables: tuple[str, ...] = ()
     bootstrap: bool = False
     max_unready: int | None = None

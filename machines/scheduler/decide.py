@@ -31,7 +31,14 @@ from machines.rules.pending_blocker import pending_blocker
 from machines.rules.releases import release_blocker
 from machines.rules.rollbacks import due_rollbacks, rollbacks_reason
 from machines.rules.waves import WaveProgress
-from machines.scheduler import admission, checks, expiry, isolation_aborts, preparing, rollbacks
+from machines.scheduler import (
+    admission,
+    checks,
+    expiry,
+    isolation_aborts,
+    rollback_admission,
+    stage_admission,
+)
 from machines.scheduler.decision_builder import DecisionBuilder
 from machines.states import Outcome, Phase
 
@@ -49,12 +56,12 @@ def decide(index: Index, now: float) -> Decision:
     expiry.collect_expired(index, now, builder)
     # Before all admissions, so that taking back a bad change does not wait behind making new ones.
     for rollout in index.rollouts.values():
-        rollbacks.admit_rollbacks(index, rollout, now, builder)
+        rollback_admission.admit_rollbacks(index, rollout, now, builder)
     rolling_back = {each.rollout for each in builder.commands if isinstance(each, RollBack)}
     for rollout in index.rollouts.values():
         # Stages that run are followed to their end, and a cancelled rollout removes what it brought.
         if rollout.closed:
-            preparing.collect_preparations(index, rollout, now, builder)
+            stage_admission.collect_preparations(index, rollout, now, builder)
             continue
         checks.collect_checks(index, rollout, now, builder)
         doubt = start_blockers.doubt_blocker(index, rollout.id)
@@ -68,7 +75,7 @@ def decide(index: Index, now: float) -> Decision:
         if gates.needs_pilot_evidence(index, rollout):
             builder.add(DocumentPilot(rollout.id))
         _requeue_drifted(index, rollout, builder)
-        preparing.collect_preparations(index, rollout, now, builder)
+        stage_admission.collect_preparations(index, rollout, now, builder)
         if index.all_done(rollout.id) and rollbacks_reason(index, rollout) is None:
             _end_rollout(index, rollout, now, builder)
             continue

@@ -23,7 +23,7 @@ from machines.rules.node_claims import quarantine_blocker
 from machines.rules.pending_blocker import pending_blocker
 from machines.rules.rollbacks import due_rollbacks
 from machines.rules.runners import queued_run_reason
-from machines.scheduler import rollbacks
+from machines.scheduler import rollback_admission
 from machines.scheduler.decide import decide
 from machines.states import IN_FLIGHT_PHASES, Phase
 from machines.workflow.live_step import LiveStep
@@ -72,7 +72,7 @@ def why_nodes(
     found: dict[str, Reason | None] = {}
     for target in targets:
         if target.node in due:
-            reason: Reason | None = rollbacks.queue_reason(index, target, now)
+            reason: Reason | None = rollback_admission.queue_reason(index, target, now)
         elif target.phase is Phase.PENDING:
             blocker = pending_blocker(index, rollout, target, shared, progress, now)
             if blocker is None:

@@ -36,7 +36,7 @@ from machines.model.actions import (
     Wait,
 )
 from machines.model.causes import Cause, CauseCode, Causes, said
-from machines.model.plan import OnUnknownPolicy, Stage, StepDef
+from machines.model.plan import MaintainStage, OnUnknownPolicy, StepDef
 from machines.model.rollout import FailureCode, NodeOrder
 from machines.model.step_record import StepAction, StepRecord, StepState
 from machines.model.train import OutageProgress
@@ -186,7 +186,7 @@ class _Reconciler:
 
     def _has_nothing_to_undo(self, step: Step) -> bool:
         """Return whether a stage restores what a change replaced that never began on this node."""
-        undoes = step.spec.undoes if isinstance(step.spec, Stage) else ""
+        undoes = step.spec.undoes if isinstance(step.spec, MaintainStage) else ""
         return bool(undoes) and first_change(undoes, self.situation.records) is None
 
     def try_of(self, step: Step, latest: StepRecord | None) -> int | Wait | StepState:
@@ -229,7 +229,7 @@ class _Reconciler:
             case StepAction.REVERT, StepDef() as spec:
                 active = self.active()
                 return Revert(spec, number, active[step.id], is_last=len(active) == 1)
-            case StepAction.RUN, Stage() as stage:
+            case StepAction.RUN, MaintainStage() as stage:
                 latest = self.latest(step)
                 is_started = latest is not None and latest.state is StepState.INTENDED
                 undone = first_change(stage.undoes, self.situation.records) if stage.undoes else None
@@ -244,7 +244,7 @@ class _Reconciler:
     def _give_up(self, step: Step, latest: StepRecord) -> Action | None:
         """Return what follows from a result that is final and not OK."""
         match step.purpose, step.spec:
-            case Purpose.MAINTAIN, Stage() as stage if latest.state is StepState.UNKNOWN:
+            case Purpose.MAINTAIN, MaintainStage() as stage if latest.state is StepState.UNKNOWN:
                 return self._resolve_unknown_run(step, stage, latest)
             case Purpose.BASELINE, _:
                 return None  # what fails before need not pass after
@@ -363,7 +363,7 @@ class _Reconciler:
                     )
         return None
 
-    def _resolve_unknown_run(self, step: Step, stage: Stage, latest: StepRecord) -> Action | None:
+    def _resolve_unknown_run(self, step: Step, stage: MaintainStage, latest: StepRecord) -> Action | None:
         """Decide about a run whose result is unknown, by the stage's `on_unknown`."""
         if stage.on_unknown is OnUnknownPolicy.PAUSE:
             return Transition(

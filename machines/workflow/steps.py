@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from machines.model.actions import Wait, retry_wait
-from machines.model.plan import Capability, Guard, Plan, Stage, StepDef
+from machines.model.plan import Capability, Guard, MaintainStage, Plan, StepDef
 from machines.model.rollout import FailureCode, Target
 from machines.model.step_record import StepAction, StepRecord, StepState
 from machines.states import Phase
@@ -142,7 +142,7 @@ class Step:
 
     id: str
     purpose: Purpose
-    spec: StepDef | Stage | None = None
+    spec: StepDef | MaintainStage | None = None
 
     @property
     def rule(self) -> Rule:
@@ -152,7 +152,7 @@ class Step:
 class StepPrefix(StrEnum):
     """What stands before the name of a check or a stage in the id of a step that the plan does not name.
 
-    The runs of its stages are `run.NAME` (Stage.step).
+    The runs of its stages are `run.NAME` (MaintainStage.step).
     """
 
     BASELINE = "baseline"
@@ -224,7 +224,7 @@ def steps_after(plan: Plan, change: str) -> list[Step]:
 def repair_step(plan: Plan, spec: StepDef) -> Step:
     """Return the run of the playbook that repairs a node on which this check failed."""
     variables = {key: value for stage in reversed(plan.stages) for key, value in stage.variables.items()}
-    stage = Stage(f"repair.{spec.name}", spec.repair, variables)
+    stage = MaintainStage(f"repair.{spec.name}", spec.repair, variables)
     return Step(stage.step, Purpose.REPAIR, stage)
 
 
@@ -243,7 +243,7 @@ def is_excused(spec: StepDef, state: StepState, records: Sequence[StepRecord]) -
     return state is StepState.FAILED and before is not None and before.state is StepState.FAILED
 
 
-def stages_for(plan: Plan, target: Target) -> tuple[Stage, ...]:
+def stages_for(plan: Plan, target: Target) -> tuple[MaintainStage, ...]:
     return plan.rollback if target.rolling_back else plan.stages
 
 

@@ -12,7 +12,7 @@ from rolloutd.cli.command_group import CommandGroup, Invocation, Parser
 from rolloutd.cli.contexts import context_names
 from rolloutd.cli.field_help import field_names
 from rolloutd.cli.output import print_line
-from rolloutd.cli.queries import GATES
+from rolloutd.cli.status import GATES
 from rolloutd.cli.watch import STATES
 from rolloutd.control.client import api_path
 from rolloutd.texts import event_text

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from rolloutd.cli.output import print_message, print_now, sanitize
-from rolloutd.cli.queries import CLOSED_STATES, format_fraction
+from rolloutd.cli.status import CLOSED_STATES, format_fraction
 from rolloutd.cli.why import format_reason
 from rolloutd.control.client import ApiError, Client, DaemonUnreachable, api_path
 from rolloutd.control.reconnect import read_with_reconnect

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rolloutd.cli import exits, reboots
 from rolloutd.cli.command_group import CommandGroup, Handler, Invocation, Parser, without_none
 from rolloutd.cli.output import Columns, format_age, format_local, print_line, print_list, sanitize
-from rolloutd.cli.queries import format_down
+from rolloutd.cli.status import format_down
 from rolloutd.control.client import ApiError, api_path
 from rolloutd.texts.formats import join_limited, pluralize
 

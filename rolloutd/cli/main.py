@@ -29,9 +29,9 @@ from rolloutd.cli import (
     leadership,
     local,
     plans,
-    queries,
     rollout_actions,
     setup,
+    status,
     trains,
     voting,
     watch,
@@ -54,7 +54,7 @@ from rolloutd.errors import RolloutdError
 
 _COMMANDS = {
     "plans and preparation": (plans, artifacts, field_help),
-    "progress": (queries, why, watch, forecast, handover, configuration),
+    "progress": (status, why, watch, forecast, handover, configuration),
     "votes": (voting,),
     "rollouts and nodes": (rollout_actions, trains),
     "fleet": (inventory, holds, leadership),

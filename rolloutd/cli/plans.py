@@ -27,7 +27,7 @@ from rolloutd.cli.output import (
     print_message,
     sanitize,
 )
-from rolloutd.cli.queries import print_traffic_probes
+from rolloutd.cli.status import print_traffic_probes
 from rolloutd.cli.watch import watch_until_closed
 from rolloutd.control.client import ApiError, DaemonUnreachable, api_path
 from rolloutd.control.response_text import describe_bottleneck

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from rolloutd.cli.follow import WatchUpdate, event_lines, show_updates
 from rolloutd.cli.output import sanitize
-from rolloutd.cli.queries import format_remaining
+from rolloutd.cli.status import format_remaining
 from rolloutd.cli.why import format_reason
 from rolloutd.texts.formats import format_percent
 

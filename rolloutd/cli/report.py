@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from machines.model.timefmt import format_rfc3339
 from rolloutd.cli.follow import read_entries
 from rolloutd.cli.output import format_local
-from rolloutd.cli.queries import format_gate, format_remaining
+from rolloutd.cli.status import format_gate, format_remaining
 from rolloutd.control.client import Client, api_path
 from rolloutd.control.fleet.version_table import NEXT_STEPS, Cell, version_table
 from rolloutd.control.response_text import describe_train

@@ -25,7 +25,7 @@ from rolloutd.cli.command_group import (
     without_none,
 )
 from rolloutd.cli.output import colorize, print_line, print_message, sanitize
-from rolloutd.cli.queries import GATES, format_gate, print_gates
+from rolloutd.cli.status import GATES, format_gate, print_gates
 from rolloutd.control import response_text, review_text
 from rolloutd.control.client import api_path
 from rolloutd.control.review_text import ReviewLine, ReviewSection

@@ -40,7 +40,7 @@ from rolloutd.cli.follow import (
     watch_updates,
 )
 from rolloutd.cli.output import format_local, parse_rfc3339, print_message, print_now, sanitize
-from rolloutd.cli.queries import CLOSED_STATES, GATES, PHASES
+from rolloutd.cli.status import CLOSED_STATES, GATES, PHASES
 from rolloutd.cli.why import format_reason
 from rolloutd.control.client import DaemonUnreachable, api_path
 

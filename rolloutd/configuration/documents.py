@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from machines.model.plan import PLAYBOOK_RUN, Plan, Stage
+from machines.model.plan import PLAYBOOK_RUN, MaintainStage, Plan
 from rolloutd.audit.audit_chain import canonical_json
 from rolloutd.configuration.secret_variables import SECRETS_MARK, marked_secrets
 from rolloutd.configuration.shown_variables import hide, is_shown
@@ -142,7 +142,7 @@ def _document(
     }
 
 
-def _change_of(stage: Stage) -> dict[str, JSON]:
+def _change_of(stage: MaintainStage) -> dict[str, JSON]:
     return {"kind": stage.kind, "params": dict(stage.params)}
 
 

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from machines.model.plan import Plan, Stage
+from machines.model.plan import MaintainStage, Plan
 from rolloutd.errors import RolloutdError
 from rolloutd.plugin.templates import RenderFailed, TemplateInvalid, render
 from rolloutd.ports import JSON, Host, plain_value
@@ -47,12 +47,12 @@ def resolve_values(
     }
 
 
-def stages_with_values(plan: Plan) -> Iterator[Stage]:
+def stages_with_values(plan: Plan) -> Iterator[MaintainStage]:
     return (stage for stage in plan.stages if stage.params.get(VALUES))
 
 
 def _resolve(
-    stage: Stage,
+    stage: MaintainStage,
     node: str,
     name: str,
     expression: JSON,
@@ -101,7 +101,7 @@ def read_field(document: JSON, pointer: str) -> str | None:
     return json.dumps(document) if isinstance(document, bool | int | float) else None
 
 
-def params_for(plan: Plan, stage: Stage, host: Host) -> dict[str, Any]:
+def params_for(plan: Plan, stage: MaintainStage, host: Host) -> dict[str, Any]:
     """Return the parameters of a stage on a node: templates filled, with the values that were voted for.
 
     Raises RenderFailed, and MissingValue for a target that joined later and lacks a value.

@@ -1,4 +1,4 @@
-"""The route table: what a route is, and the services and requests that handlers receive.
+"""Routes: what a route is, and the services and requests that handlers receive.
 
 It knows no HTTP: a handler is a function from a Request to a JSON value.  The
 server checks what was sent and writes what is returned.

@@ -14,7 +14,7 @@ from typing import Protocol
 from rolloutd import planfile
 from rolloutd.cli import exits
 from rolloutd.cli.follow import WatchUpdate, watch_updates
-from rolloutd.cli.queries import format_gate
+from rolloutd.cli.status import format_gate
 from rolloutd.control.client import ApiError, Client, api_path
 from rolloutd.control.nodes.wire_nodes import Node
 from rolloutd.control.rollouts.wire import Gate, Rollout

@@ -14,7 +14,7 @@ from functools import partial
 from machines.facts.node_work import WorkKind
 from machines.model.configuration import ComplianceReport, TaskChange
 from machines.model.limits import runner_of
-from machines.model.plan import Plan, Stage
+from machines.model.plan import MaintainStage, Plan
 from machines.rules.runners import unavailable_reason
 from rolloutd import ports
 from rolloutd.concurrency.slots import Slots
@@ -86,7 +86,7 @@ class CheckMode:
         return self._slots.get("" if rule is None else rule.name, self._slots[LOCAL_RUNNER])
 
     async def _check_stage(
-        self, node: str, source: ports.PinnedSource, plan: Plan, stage: Stage, rollout: str
+        self, node: str, source: ports.PinnedSource, plan: Plan, stage: MaintainStage, rollout: str
     ) -> tuple[list[TaskChange], str]:
         """Return the tasks of one stage that would change the node, and why there may be more."""
         async with self._state.begin_work(WorkKind.CHECK_MODE, node, rollout) as obstacle:
@@ -95,7 +95,7 @@ class CheckMode:
             return await self._run_stage(node, source, plan, stage, rollout)
 
     async def _run_stage(
-        self, node: str, source: ports.PinnedSource, plan: Plan, stage: Stage, rollout: str
+        self, node: str, source: ports.PinnedSource, plan: Plan, stage: MaintainStage, rollout: str
     ) -> tuple[list[TaskChange], str]:
         if self._state.awaited_sources(node):
             raise SourceFailed(f"{node}: its inventory source has not answered since the daemon started")

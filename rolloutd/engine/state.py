@@ -243,7 +243,7 @@ class State:
         """Write and apply the events, all or none.
 
         The way to the disk: first_violation() of the invariants, Store.commit(), Writer.commit() with the
-        audit entries, write_events() in store/rows.py, apply.writes() for the rows of each event, TABLES.
+        audit entries, write_events() in store/stored_rows.py, apply.writes() for each event's rows, TABLES.
         Raises InvariantViolation, Conflict or StoreFailed; in each case nothing has changed.
         """
         return await self.commit_decided(lambda: events, actor=actor, cause=cause)

@@ -95,9 +95,9 @@ def module_cycles(stages: Sequence[_Stage]) -> Iterator[InvalidValue]:
 
 
 if TYPE_CHECKING:
-    Stage = _Stage
+    MaintainStage = _Stage
 else:
-    Stage = step_model(
+    MaintainStage = step_model(
         "Stage", "One run on the isolated node: of a playbook, or a change.", plugin.CHANGES, base=_Stage
     )
 

@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, mo
 
 from machines.model.timefmt import format_duration
 from machines.model.windows import DAYS, Window, longest_opening
-from rolloutd.planfile.change import Guard, Rollback, Stage, module_cycles
+from rolloutd.planfile.change import Guard, MaintainStage, Rollback, module_cycles
 from rolloutd.planfile.prepare import Cleanup, PrepareItem, stage_names
 from rolloutd.planfile.steps import MAX_STEPS, IsolateStep, TrafficStep, VerifyStep
 from rolloutd.planfile.strategy import MAX_PARALLEL, Strategy
@@ -285,7 +285,7 @@ Source.model_config["json_schema_extra"] = _source_schema
 Source.model_rebuild(force=True)
 
 PrepareStages = Annotated[Prepare, BeforeValidator(_list_as_stages)]
-Stages = Annotated[list[Stage], BeforeValidator(_one_or_many)]
+Stages = Annotated[list[MaintainStage], BeforeValidator(_one_or_many)]
 
 
 class Spec(Params):
@@ -423,13 +423,13 @@ class Spec(Params):
 
     @field_validator("maintain")
     @classmethod
-    def _require_own_stage_names(cls, stages: list[Stage]) -> list[Stage]:
+    def _require_own_stage_names(cls, stages: list[MaintainStage]) -> list[MaintainStage]:
         raise_invalid(taken_names(_written_names(stages)))
         return stages
 
     @field_validator("maintain")
     @classmethod
-    def _require_commit(cls, stages: list[Stage], info: ValidationInfo) -> list[Stage]:
+    def _require_commit(cls, stages: list[MaintainStage], info: ValidationInfo) -> list[MaintainStage]:
         """A change that moves nodes to a commit would wait for an uploaded directory for ever."""
         source = info.data.get("source")
         if source is None or source.git is not None:
@@ -442,13 +442,13 @@ class Spec(Params):
 
     @field_validator("maintain")
     @classmethod
-    def _require_order(cls, stages: list[Stage]) -> list[Stage]:
+    def _require_order(cls, stages: list[MaintainStage]) -> list[MaintainStage]:
         raise_invalid(module_cycles(stages))
         return stages
 
     @field_validator("maintain")
     @classmethod
-    def _work_fits_a_window(cls, stages: list[Stage], info: ValidationInfo) -> list[Stage]:
+    def _work_fits_a_window(cls, stages: list[MaintainStage], info: ValidationInfo) -> list[MaintainStage]:
         """A node whose work fits no window would never start."""
         longest = longest_opening([each.window() for each in info.data.get("windows", ())])
         total = sum(stage.expected_s for stage in stages)
@@ -481,7 +481,7 @@ class Spec(Params):
         return at_most
 
 
-def _written_names(items: Sequence[Wave | Stage]) -> Iterator[tuple[str, tuple[str | int, ...]]]:
+def _written_names(items: Sequence[Wave | MaintainStage]) -> Iterator[tuple[str, tuple[str | int, ...]]]:
     """Yield the names of waves or stages that have one, with their paths."""
     return ((each.name, (index, "name")) for index, each in enumerate(items) if each.name is not None)
 

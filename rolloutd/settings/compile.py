@@ -266,8 +266,8 @@ def _seconds(duration: JSON) -> float | None:
     return None if duration is None else float(duration)
 
 
-def _compile_stage(name: str, content: Mapping[str, JSON]) -> plan.Stage:
-    stage = plan.Stage(
+def _compile_stage(name: str, content: Mapping[str, JSON]) -> plan.MaintainStage:
+    stage = plan.MaintainStage(
         name=name,
         playbook=content.get(plugin.PLAYBOOK, ""),
         variables=dict(content.get("vars", {})),
@@ -282,7 +282,7 @@ def _compile_stage(name: str, content: Mapping[str, JSON]) -> plan.Stage:
     return replace(stage, kind=kind, params=content[kind], node_kinds=node_kinds)
 
 
-def _rollback_of(stages: Sequence[plan.Stage]) -> tuple[plan.Stage, ...]:
+def _rollback_of(stages: Sequence[plan.MaintainStage]) -> tuple[plan.MaintainStage, ...]:
     """Return the stages that restore what these recorded before them, none if one of them records nothing."""
     if not plugin.are_reversible(stage.kind for stage in stages):
         return ()

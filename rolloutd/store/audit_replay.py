@@ -23,7 +23,7 @@ from rolloutd.errors import Conflict
 from rolloutd.store.audit_entries import NODES_PER_ENTRY
 from rolloutd.store.backend import Connection
 from rolloutd.store.codec import from_json
-from rolloutd.store.rows import StoredRows, execute_writes, settle_row
+from rolloutd.store.stored_rows import StoredRows, execute_writes, settle_row
 from rolloutd.texts.audit_names import with_current_names
 
 Entry = Mapping[str, Any]

@@ -33,8 +33,8 @@ from rolloutd import ports
 from rolloutd.errors import NotFound, RolloutdError, StoreFailed
 from rolloutd.store.backend import Connection
 from rolloutd.store.codec import decode_actor
-from rolloutd.store.rows import StoredRows
 from rolloutd.store.schema import decode_interruption
+from rolloutd.store.stored_rows import StoredRows
 from rolloutd.texts.audit_names import stored_event_names
 
 PlanCompiler = Callable[[Mapping[str, Any]], Plan]

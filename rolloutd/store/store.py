@@ -27,7 +27,7 @@ from rolloutd.store.audit_checkpoint import AuditCheckpoint, verify_audit_checkp
 from rolloutd.store.audit_comparison import compare_with_audit, make_base
 from rolloutd.store.backend import Backend, Connection, Executor
 from rolloutd.store.queries import PlanCompiler
-from rolloutd.store.rows import write_source_answer
+from rolloutd.store.stored_rows import write_source_answer
 from rolloutd.store.writer import BatchWriter, CommitCallback, Writer
 
 P = ParamSpec("P")

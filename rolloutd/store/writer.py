@@ -28,7 +28,7 @@ from rolloutd.ports import AuditEntry
 from rolloutd.store.audit_checkpoint import AuditCheckpoint
 from rolloutd.store.audit_entries import add_sequence_number, draft_entries
 from rolloutd.store.backend import Backend, Connection, Executor
-from rolloutd.store.rows import make_unstorable_error, write_events
+from rolloutd.store.stored_rows import make_unstorable_error, write_events
 
 MAX_BATCH = 256
 """Transactions per commit: they share one fsync, and no transaction waits behind a long batch."""

@@ -11,7 +11,16 @@ from machines.facts.projection import Projection
 from machines.model.events import GateOpened, PhaseMoved, RolloutOpened, VoteCast
 from machines.model.limits import Limits
 from machines.model.node import Node, NodeHealth, Observation
-from machines.model.plan import Capability, Digest, GateName, Plan, Stage, StepDef, VoteRequirement, WaveDef
+from machines.model.plan import (
+    Capability,
+    Digest,
+    GateName,
+    MaintainStage,
+    Plan,
+    StepDef,
+    VoteRequirement,
+    WaveDef,
+)
 from machines.model.reasons import Reason
 from machines.model.rollout import Actor, ActorKind, Failure, Target, Vote
 from machines.model.selector import Selector
@@ -43,7 +52,7 @@ def plan_of(**changed: Any) -> Plan:
         "owner": "infra",
         "selector": Selector(),
         "waves": FLEET,
-        "stages": (Stage("configure", "sysctl.yml"),),
+        "stages": (MaintainStage("configure", "sysctl.yml"),),
         "verify": (StepDef("verify.0.reachable", "reachable", capabilities=frozenset(Capability)),),
         "gates": OPEN_GATES,
         "expected_s": 60.0,

@@ -14,7 +14,7 @@ from machines.model.decision import Admit, Observe, RollBack
 from machines.model.events import NodesDiscovered, NodesRemoved, PhaseMoved, RolloutCancelled
 from machines.model.limits import Budget, Limits, PoolRule, RunnerProblem
 from machines.model.node import Conflict, ConflictKind, Node, NodeHealth, NodeKind, Observation
-from machines.model.plan import PLAYBOOK_RUN, Capability, GateName, OnFailure, Stage, StepDef
+from machines.model.plan import PLAYBOOK_RUN, Capability, GateName, MaintainStage, OnFailure, StepDef
 from machines.model.reasons import Remedy, RemedyKind
 from machines.model.rollout import FailureCode, Target
 from machines.model.step_record import StepAction, StepRecord, StepState
@@ -39,7 +39,7 @@ from tests.machines.builders import (
     vote,
 )
 
-NET = Stage("net", kind="flux", params={"pin": "2"}, node_kinds=frozenset({NodeKind.CLUSTER}))
+NET = MaintainStage("net", kind="flux", params={"pin": "2"}, node_kinds=frozenset({NodeKind.CLUSTER}))
 APP = replace(NET, name="app")
 UNDO = (
     replace(APP, name="rollback.app", undoes="run.app"),
@@ -144,7 +144,7 @@ def test_plan_needs_runners_of_all_its_runs() -> None:
     assert plan_of(stages=(NET,), verify=(check,)).run_kinds == {"flux", PLAYBOOK_RUN}
     repaired = StepDef("verify.0.http", "http", repair="fix.yml")
     assert plan_of(stages=(NET,), verify=(repaired,)).run_kinds == {"flux", PLAYBOOK_RUN}
-    assert plan_of(stages=(NET,), rollback=(Stage("rollback", "undo.yml"),)).run_kinds == {
+    assert plan_of(stages=(NET,), rollback=(MaintainStage("rollback", "undo.yml"),)).run_kinds == {
         "flux",
         PLAYBOOK_RUN,
     }

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from machines.model.actions import Action, RunPlaybook, Transition
-from machines.model.plan import OnUnknownPolicy, Stage
+from machines.model.plan import MaintainStage, OnUnknownPolicy
 from machines.model.rollout import FailureCode, Target
 from machines.model.step_record import StepAction, StepRecord, StepState
 from machines.states import Phase, Trigger
@@ -16,7 +16,7 @@ from machines.workflow.phase_transitions import transition
 from machines.workflow.situation import Situation
 from tests.machines.builders import T0, plan_of
 
-PLAN = plan_of(stages=(Stage("configure", "sysctl.yml", on_unknown=OnUnknownPolicy.PAUSE),))
+PLAN = plan_of(stages=(MaintainStage("configure", "sysctl.yml", on_unknown=OnUnknownPolicy.PAUSE),))
 TARGET = Target("R", "n1", "t1", (), "fleet", 1, phase=Phase.MAINTAINING, attempt=1, since=T0)
 
 
@@ -41,7 +41,7 @@ def test_failure_while_isolating_never_started() -> None:
 
 
 def test_node_that_second_stage_cannot_reach_is_lost() -> None:
-    plan = replace(PLAN, stages=(*PLAN.stages, Stage("restart", "restart.yml")))
+    plan = replace(PLAN, stages=(*PLAN.stages, MaintainStage("restart", "restart.yml")))
     common = ("R", "n1", 1)
     done = StepRecord(*common, "run.configure", StepAction.RUN, 1, StepState.OK, T0, T0)
     silent = StepRecord(

@@ -33,7 +33,7 @@ from machines.forecast.walk import HORIZON_S, Walk
 from machines.model.events import FreezeStarted, HoldTaken, RolloutPaused, TeamRulesChanged
 from machines.model.limits import Limits, PoolRule, RunnerRule, TeamRules
 from machines.model.node import Node, NodeHealth, NodeKind, Observation
-from machines.model.plan import GateName, Stage, StepDef, VoteRequirement, WaveDef
+from machines.model.plan import GateName, MaintainStage, StepDef, VoteRequirement, WaveDef
 from machines.model.reasons import ReasonCode
 from machines.model.rollout import Hold
 from machines.model.step_record import StepAction
@@ -342,7 +342,7 @@ def test_runner_named_runner_is_not_the_local_one() -> None:
     assert made.bottleneck == Bottleneck(BottleneckKind.RUNNER, "runner", 100.0)
 
 
-CHANGE = Stage("apps", kind="flux", node_kinds=frozenset({NodeKind.CLUSTER}))
+CHANGE = MaintainStage("apps", kind="flux", node_kinds=frozenset({NodeKind.CLUSTER}))
 
 
 def clusters_of_hub() -> list[Node]:

@@ -16,7 +16,7 @@ from machines.model.events import (
     TeamRulesChanged,
 )
 from machines.model.limits import Limits, TeamRules
-from machines.model.plan import Stage
+from machines.model.plan import MaintainStage
 from machines.model.rollout import NodeOrder
 from machines.model.windows import Freeze, Window
 from machines.scheduler.decide import decide
@@ -31,7 +31,7 @@ NODES = nodes_of({"a": ("n1", "n2")})
 def finished(*, keep: bool, every_s: float | None = 3600.0) -> Projection:
     """Return an index with a rollout whose nodes are done."""
     index = index_of(NODES)
-    submit(index, keep=keep, drift_every_s=every_s, rollback=(Stage("rollback", "undo.yml"),))
+    submit(index, keep=keep, drift_every_s=every_s, rollback=(MaintainStage("rollback", "undo.yml"),))
     for node in ("n1", "n2"):
         finish(index, node)
     return index

@@ -17,7 +17,7 @@ from machines.model.events import (
 )
 from machines.model.limits import Budget, Limits, PoolRule
 from machines.model.node import Node, NodeHealth, Observation
-from machines.model.plan import Stage
+from machines.model.plan import MaintainStage
 from machines.model.reasons import UnavailabilityCause
 from machines.model.rollout import Hold
 from machines.rules.pools import slot_blocker, slot_holders
@@ -403,7 +403,7 @@ def test_node_last_seen_down_reported_before_peers() -> None:
 
 def test_plan_with_rollback_suggests_it() -> None:
     index = index_of(PAYMENTS)
-    submit(index, rollback=(Stage("rollback", "undo.yml"),))
+    submit(index, rollback=(MaintainStage("rollback", "undo.yml"),))
     fail(index, "n1")
     suggested = lifted_by(reason_of(index, "R", "n1", T0))
     retry = "rolloutctl retry R n1 --reason ... (or skip, or rollback)"

@@ -36,11 +36,11 @@ from machines.model.rollout import FailureCode, Hold
 from machines.model.selector import parse_selector
 from machines.model.windows import Freeze, Window
 from machines.rules.preparing import preparation_blocker
-from machines.scheduler import preparing
+from machines.scheduler import stage_admission
 from machines.scheduler.checks import is_at_work
 from machines.scheduler.decide import decide
-from machines.scheduler.preparing import may_begin
 from machines.scheduler.progress import RolloutState, rollout_progress
+from machines.scheduler.stage_admission import may_begin
 from machines.states import Phase, Trigger
 from machines.workflow import phase_transitions
 from tests.machines.builders import (
@@ -333,7 +333,7 @@ def test_cancelled_rollout_cleans_up_nodes_without_the_change() -> None:
 
 
 def test_cleanup_of_many_nodes_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparing, "DEFAULT_PREPARE_PARALLEL", 2)
+    monkeypatch.setattr(stage_admission, "DEFAULT_PREPARE_PARALLEL", 2)
     index = prepared_fleet(INSTALL)
     for node in ("n1", "n2", "n3"):
         record(index, node, INSTALL, PreparationState.DONE)

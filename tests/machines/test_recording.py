@@ -3,7 +3,7 @@
 import pytest
 
 from machines.model.actions import Isolate, Revert, RunCheck, RunPlaybook
-from machines.model.plan import Stage, StepDef
+from machines.model.plan import MaintainStage, StepDef
 from machines.model.rollout import FailureCode, Target
 from machines.model.step_record import Busy, Failed, Ok, StepAction, StepResult, StepState, Unknown
 from machines.workflow.recording import intent_of, is_isolated_after, record_of
@@ -14,7 +14,9 @@ ISOLATOR = StepDef("isolate.0.command", "command")
 
 
 def test_intent_recorded_before_its_action() -> None:
-    intent = intent_of(RunPlaybook(Stage("configure", "site.yml"), 3, False), TARGET, T0, handle="r.1")
+    intent = intent_of(
+        RunPlaybook(MaintainStage("configure", "site.yml"), 3, False), TARGET, T0, handle="r.1"
+    )
     assert (intent.step, intent.action, intent.number, intent.attempt) == (
         "run.configure",
         StepAction.RUN,

@@ -22,14 +22,14 @@ from machines.model.events import (
 )
 from machines.model.limits import DiskShortage, Limits, PoolRule
 from machines.model.node import Conflict, ConflictKind
-from machines.model.plan import GateName, OnFailure, Stage, WaveDef
+from machines.model.plan import GateName, MaintainStage, OnFailure, WaveDef
 from machines.model.reasons import ReasonCode, RemedyKind
 from machines.model.rollout import FailureCode, NodeOrder
 from machines.rules.rollbacks import due_rollbacks
 from machines.scheduler.decide import decide
 from machines.scheduler.decision_builder import DecisionBuilder
 from machines.scheduler.membership import membership_events
-from machines.scheduler.rollbacks import admit_rollbacks
+from machines.scheduler.rollback_admission import admit_rollbacks
 from machines.scheduler.why import why
 from machines.states import Outcome, Phase, Trigger
 from machines.workflow.phase_transitions import transition as moved
@@ -48,7 +48,7 @@ from tests.machines.builders import (
     vote,
 )
 
-UNDO = (Stage("rollback", "undo.yml"),)
+UNDO = (MaintainStage("rollback", "undo.yml"),)
 WAVES = (WaveDef("canary", gate=GateName.CONTINUE), WaveDef("fleet"))
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from machines.model.actions import Revert, Wait
-from machines.model.plan import Capability, Plan, Stage, StepDef
+from machines.model.plan import Capability, MaintainStage, Plan, StepDef
 from machines.model.rollout import NodeOrder, Target
 from machines.model.step_record import StepAction, StepRecord, StepState
 from machines.states import Phase
@@ -34,7 +34,7 @@ def full_plan() -> Plan:
     return replace(
         plan_of(),
         isolate=(CORDON, BALANCER),
-        stages=(Stage("build", "build.yml"), Stage("configure", "site.yml")),
+        stages=(MaintainStage("build", "build.yml"), MaintainStage("configure", "site.yml")),
         verify=(REACHABLE, IN_SERVICE, OF_PAYMENTS),
         probation_s=60.0,
     )

@@ -14,7 +14,7 @@ from machines.model.actions import Revert, Transition, Wait
 from machines.model.decision import Admit, RollBack
 from machines.model.events import FreezeStarted, HoldTaken, NodeOrdered, RolloutCancelled, RolloutPaused
 from machines.model.limits import Limits, PoolRule
-from machines.model.plan import Stage, StepDef
+from machines.model.plan import MaintainStage, StepDef
 from machines.model.reasons import ReasonCode
 from machines.model.rollout import Hold, NodeOrder, Target
 from machines.model.step_record import StepAction, StepRecord, StepState
@@ -198,7 +198,7 @@ def test_joining_takes_no_second_slot() -> None:
 
 
 def test_later_change_is_rolled_back_first() -> None:
-    index = train_of_two(rollback=(Stage("rollback", "undo.yml"),))
+    index = train_of_two(rollback=(MaintainStage("rollback", "undo.yml"),))
     pass_checks(index)
     transition(index, NODE, Trigger.ADMITTED, rollout="R2", at=T0 + 1, joins_outage=True)
     for trigger in (Trigger.ISOLATED, Trigger.MAINTAINED):

@@ -28,7 +28,7 @@ from rolloutd.ports import AuditEntry, AuditReport, SourceAnswer
 from rolloutd.store import Store
 from rolloutd.store.audit_comparison import compare_with_audit
 from rolloutd.store.backend import Connection, InlineExecutor
-from rolloutd.store.rows import StoredRows
+from rolloutd.store.stored_rows import StoredRows
 from rolloutd.store.writer import BatchWriter, Transaction, TransactionResult
 from tests.sim.fault_plan import EffectOutcome
 from tests.sim.loop import SimProcess

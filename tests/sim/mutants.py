@@ -18,7 +18,7 @@ from machines.invariants import violations
 from machines.model.preparation import PrepareStage
 from machines.model.rollout import Failure
 from machines.rules import parallelism, pools, rollbacks, runners, start_blockers
-from machines.scheduler import decided_events, expiry, isolation_aborts, preparing
+from machines.scheduler import decided_events, expiry, isolation_aborts, stage_admission
 from machines.workflow.isolation_plan import IsolationPlan
 from machines.workflow.next_action import _Reconciler
 from machines.workflow.outage import Outage
@@ -211,7 +211,7 @@ MUTANTS = (
     ),
     Mutant(
         "install-not-first-on-one-node-alone",
-        preparing._is_alone,
+        stage_admission._is_alone,
         "not known.is_proven(stage)",
         "False",
     ),
@@ -278,7 +278,7 @@ MUTANTS = (
     ),
     Mutant(
         "stage-begun-on-too-many-nodes",
-        preparing._free_places,
+        stage_admission._free_places,
         "stage.max_parallel",
         "stage.max_parallel + 1",
     ),

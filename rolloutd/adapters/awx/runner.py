@@ -25,8 +25,8 @@ from rolloutd.adapters.ansible.stale_processes import run_id_on, run_name
 from rolloutd.adapters.awx.claims import ACTIVE, Claim, Claims, run_facts
 from rolloutd.adapters.awx.events import EventFold, instant, read_events
 from rolloutd.adapters.awx.http import PAGE_SIZE, AnswerLost, AwxClient, AwxRefused, Query
+from rolloutd.adapters.awx.launch_checks import LaunchChecks, groups_of
 from rolloutd.adapters.awx.preflight import find_problems
-from rolloutd.adapters.awx.preparation import Preparation, groups_of
 from rolloutd.adapters.awx.result import EndedRun, evaluate, is_lost
 from rolloutd.adapters.awx.stored_runs import StoredRuns
 from rolloutd.adapters.awx.templates import Template, Templates, TemplateUnusable
@@ -104,7 +104,7 @@ class AwxRunner:
         self._stale_runs: ports.StaleRuns = context.stale_runs
         self.artifacts = StoredRuns(templates, self._claims)
         self._times = times or AwxTimes()
-        self._preparation = Preparation(context, templates, self._stale_runs)
+        self._launch_checks = LaunchChecks(context, templates, self._stale_runs)
         self._runs: dict[str, _TrackedRun] = {}
         self._refused: dict[str, ports.Failed] = {}
         self._never_started: set[str] = set()
@@ -242,7 +242,7 @@ class AwxRunner:
 
     async def _begin(self, organization: int, handle: str, request: ports.RunRequest) -> str:
         """Claim and launch the run; a refusal is the result of a run that never began."""
-        prepared = await self._preparation.check(request)
+        prepared = await self._launch_checks.check(request)
         if isinstance(prepared, ports.Failed):
             self._refused[handle] = prepared
             return handle
@@ -251,7 +251,7 @@ class AwxRunner:
         if not is_new:  # another daemon came first
             return await self._start(request)
         try:
-            from_node = await self._preparation.prepare_node(request, handle, prepared.python)
+            from_node = await self._launch_checks.prepare_node(request, handle, prepared.python)
             if isinstance(from_node, ports.Failed):
                 await self._claims.abandon(claim, request.node)
                 self._refused[handle] = from_node
@@ -451,7 +451,7 @@ class AwxRunner:
     def _finish(self, run: _TrackedRun, result: ports.Ok | ports.Failed | ports.Unknown) -> None:
         run.result = result
         if run.events.progress.changed_tasks or not isinstance(result, ports.Ok):
-            self._preparation.forget(run.node)
+            self._launch_checks.forget(run.node)
         finished = [handle for handle, each in self._runs.items() if each.result is not None]
         for handle in finished[: max(0, len(finished) - MAX_FINISHED_RUNS)]:
             del self._runs[handle]

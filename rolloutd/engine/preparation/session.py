@@ -16,7 +16,7 @@ from machines.facts.preparations import BUILD_NODE
 from machines.model.events import Event, PreparationRecorded
 from machines.model.preparation import CLEANUP, LOCALHOST, Preparation, PreparationState, PrepareStage
 from machines.model.rollout import FailureCode, Rollout
-from machines.scheduler.preparing import is_to_be_cleaned, may_begin
+from machines.scheduler.stage_admission import is_to_be_cleaned, may_begin
 from machines.states import Phase, Trigger
 from machines.workflow import prepare_try
 from machines.workflow.phase_transitions import transition

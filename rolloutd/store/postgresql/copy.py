@@ -10,7 +10,7 @@ from typing import Any, Final
 from rolloutd.errors import StoreFailed
 from rolloutd.store.backend import Row, TableRows
 from rolloutd.store.postgresql.connection import PostgresqlConnection, stream, translate
-from rolloutd.store.rows import replace_surrogates
+from rolloutd.store.stored_rows import replace_surrogates
 from rolloutd.store.transfer import NUMBERED, TABLES, UNFINISHED, read_refusal, read_tables
 
 AUDIT_COLUMNS: Final = ("seq", "entry", "hash", "at", "actor", "event", "rollout", "node")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rolloutd.cli.queries import format_gate
+from rolloutd.cli.status import format_gate
 from rolloutd.commands import tokens
 from tests.rolloutd.canned_daemon import CannedDaemon
 from tests.rolloutd.cli.samples import GATE, REASON, ROLLOUT, run

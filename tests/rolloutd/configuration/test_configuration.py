@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from machines.model.plan import Plan, Stage
+from machines.model.plan import MaintainStage, Plan
 from rolloutd.configuration.documents import (
     configuration_hash,
     differences,
@@ -41,7 +41,7 @@ INVENTORY: dict[str, Any] = {
 
 KEY = b"key"
 
-PLAN = plan_of(stages=(Stage("configure", "site.yml", {"somaxconn": 4096, "tls_token": SECRET}),))
+PLAN = plan_of(stages=(MaintainStage("configure", "site.yml", {"somaxconn": 4096, "tls_token": SECRET}),))
 
 
 def document(
@@ -63,8 +63,8 @@ def test_plan_takes_precedence_over_the_inventory() -> None:
 
 
 def test_later_stage_shows_only_what_differs() -> None:
-    first = Stage("a", "a.yml", {"size": 1, "color": "red"})
-    found = document(plan=plan_of(stages=(first, Stage("b", "b.yml", {"size": 2, "color": "red"}))))
+    first = MaintainStage("a", "a.yml", {"size": 1, "color": "red"})
+    found = document(plan=plan_of(stages=(first, MaintainStage("b", "b.yml", {"size": 2, "color": "red"}))))
     assert found["variables"]["size"] == 1
     assert found["stages"]["b"]["variables"] == {"size": 2}
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from machines.facts.projection import Projection
 from machines.model.events import NodesDiscovered, TargetChanged
 from machines.model.limits import RunnerRule
-from machines.model.plan import GateName, Stage, VoteRequirement
+from machines.model.plan import GateName, MaintainStage, VoteRequirement
 from machines.model.rows import AuditMismatch, MismatchKind
 from machines.model.selector import parse_selector
 from machines.states import Outcome, Trigger
@@ -156,7 +156,7 @@ def test_row_in_flight_follows_runner_of_its_node() -> None:
     assert runner() == "awx"
     state.runners = {"awx": RunnerStatus()}
     assert runner() is None
-    noted = replace(plan, stages=(Stage("configure", "", kind="note"),))
+    noted = replace(plan, stages=(MaintainStage("configure", "", kind="note"),))
     index.update_limits(index.limits, {"R": noted})
     assert runner() == "note"
 

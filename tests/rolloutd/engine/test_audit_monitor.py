@@ -17,7 +17,7 @@ from machines.model.events import HoldReleased
 from machines.model.plan import GateName
 from machines.scheduler.decide import decide
 from machines.states import Phase
-from rolloutd.cli.queries import format_gate
+from rolloutd.cli.status import format_gate
 from rolloutd.commands.audit_settlement import settle
 from rolloutd.control.client import ApiError
 from rolloutd.control.identity import Identity

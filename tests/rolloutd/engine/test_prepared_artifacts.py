@@ -16,7 +16,7 @@ from machines.model.events import DriftRecorded, PreparationRecorded, RolloutEnd
 from machines.model.preparation import CLEANUP, Preparation, PreparationState, StagedComparison
 from machines.model.rollout import FailureCode
 from machines.scheduler.decide import decide
-from machines.scheduler.preparing import may_begin
+from machines.scheduler.stage_admission import may_begin
 from machines.states import Trigger
 from rolloutd.control.client import ApiError
 from rolloutd.ports import Checkpoint, Failed, Host

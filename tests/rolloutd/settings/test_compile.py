@@ -11,9 +11,9 @@ from machines.model.plan import (
     Capability,
     EnrolPolicy,
     GateName,
+    MaintainStage,
     OnUnknownPolicy,
     Plan,
-    Stage,
     VoteRequirement,
 )
 from rolloutd.planfile import canonical_json, read
@@ -37,9 +37,9 @@ def test_the_plan_of_the_design() -> None:
     assert plan.selector.matches({"role": "worker", "site": "ams"})
     assert not plan.selector.matches({"role": "worker"})
     assert plan.stages == (
-        Stage("configure", "sysctl.yml", {"somaxconn": 65535}, 1800.0, OnUnknownPolicy.VERIFY),
+        MaintainStage("configure", "sysctl.yml", {"somaxconn": 65535}, 1800.0, OnUnknownPolicy.VERIFY),
     )
-    assert plan.rollback == (Stage("rollback", "sysctl-undo.yml", {"somaxconn": 65535}, 1800.0),)
+    assert plan.rollback == (MaintainStage("rollback", "sysctl-undo.yml", {"somaxconn": 65535}, 1800.0),)
     assert [step.name for step in plan.isolate] == ["isolate.0.playbook"]
     assert [step.name for step in plan.verify] == ["verify.0.reachable", "verify.1.ssh"]
     assert plan.gates[GateName.CONTINUE] == VoteRequirement(owner=1, each_team=1)

@@ -39,7 +39,7 @@ class PreparedRun:
     variables: Mapping[str, JSON]
 
 
-class Preparation:
+class LaunchChecks:
     """The checks of a run before its claim, and its files on the node after it."""
 
     def __init__(self, context: RunnerContext, templates: Templates, stale_runs: StaleRuns) -> None:
