@@ -36,6 +36,7 @@ MANAGERS: dict[str, dict[str, list[str]]] = {
         ],
         "refresh": [*_APT, "update"],
         "repair": ["dpkg", "--configure", "-a"],
+        "complete": [*_APT, *_KEEP_FILES, "--no-remove", "--fix-broken", "install"],
         "install": [*_APT, *_KEEP_FILES, "--allow-downgrades", "install"],
         "updates": [*_APT, "--simulate", "install"],
         "simulate": [*_APT, "--simulate", "--allow-downgrades", "install"],

@@ -167,6 +167,19 @@ async def test_undo_removes_what_a_kill_left_half_installed(node: Node, debian: 
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("state", ["present", "latest"])
+async def test_kill_between_packages_that_need_each_other(node: Node, debian: Debian, state: str) -> None:
+    """dpkg cannot configure the new tool: the library is still the old one."""
+    named = "tool=2.0-1" if state == "present" else "tool"
+    variables = debian.variables(named) | {"packages_state": state}
+    await node.play("packages.yml", **debian.variables("tool=1.0-1", "library=1.0-1", rollout="r0"))
+    debian.run("dpkg", "--unpack", str(debian.repository / "tool_2.0-1_all.deb"))
+    await node.play("packages.yml", **variables)
+    assert debian.installed() == {"library": "2.0-1", "tool": "2.0-1"}
+    await node.play("packages-verify.yml", **variables)
+
+
+@pytest.mark.long
 async def test_package_that_another_needs_is_not_taken_away(node: Node, debian: Debian) -> None:
     variables = debian.variables("library")
     await node.play("packages.yml", **variables)
