@@ -60,6 +60,20 @@ async def test_file_behind_link_keeps_its_mode(node: Node) -> None:
     assert (target.stat().st_mode & 0o777, link.is_symlink()) == (0o640, True)
 
 
+async def test_parameter_whose_module_is_gone_is_undone(node: Node) -> None:
+    """Its undo is complete: a parameter that is not there has no value to restore."""
+    kept, gone = node.kernel / "vm.swappiness", node.kernel / "net.netfilter.nf_conntrack_max"
+    kept.write_text("60\n")
+    gone.write_text("1024\n")
+    file = node.directory / "90-rolloutd.conf"
+    where = {"sysctl_file": str(file), "sysctl_command": str(node.directory / "sysctl")}
+    await node.play("sysctl.yml", sysctl_settings={kept.name: 10, gone.name: 2048}, **where)
+    gone.unlink()
+    await node.play("sysctl-undo.yml", **where)
+    assert kept.read_text() == "60\n"
+    assert (gone.exists(), file.exists(), (node.directory / "rolloutd-sysctl.json").exists()) == (False,) * 3
+
+
 async def test_sysctl_names_what_is_missing(node: Node) -> None:
     assert "name the parameters to set" in await node.fail("sysctl.yml")
 
