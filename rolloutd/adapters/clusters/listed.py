@@ -77,8 +77,10 @@ class ListedClusters:
             async with self._slots:
                 identity = await read_identity(self.clusters[name])
         except (ClusterUnreachable, ApiError) as error:
-            now, why = self._clock.now(), str(error)
-            self._seen[name] = Observation(name, NodeHealth.DOWN, now, why, watch=self.source)
+            # A refusal is of our account: it says nothing of the cluster, and must fail no check of it.
+            is_refused = isinstance(error, ApiError) and error.status in (401, 403)
+            sight = NodeHealth.UNKNOWN if is_refused else NodeHealth.DOWN
+            self._seen[name] = Observation(name, sight, self._clock.now(), str(error), watch=self.source)
         else:
             self._identities[name] = identity
             now, why = self._clock.now(), "its API answers"

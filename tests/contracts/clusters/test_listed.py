@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from machines.model.node import NodeHealth
-from rolloutd.adapters.clusters.factory import ClusterObserver, ManagementClusters
-from rolloutd.ports import CLUSTER_ID, Clock, Host
+from rolloutd.adapters.clusters.factory import ClusterCheck, ClusterObserver, ManagementClusters
+from rolloutd.ports import CLUSTER_ID, Clock, Host, Unknown
 from tests.support.fake_kubernetes import FakeKubernetes
 
 
@@ -39,6 +40,23 @@ async def test_listed_clusters_are_known_by_their_own_api(tmp_path: Path, clock:
         # Its identity is still the one that was read: another cluster behind its address would differ.
         assert {each.name: each.connection[CLUSTER_ID] for each in await source.refresh()} == uids
         assert clusters.management_of(hosts[0]) is source.clusters["east"]
+        await clusters.close()
+
+
+@pytest.mark.parametrize("rules", [None, []], ids=["expired-token", "lost-right"])
+async def test_refused_account_is_no_outage_of_cluster(
+    tmp_path: Path, clock: Clock, rules: list[object] | None
+) -> None:
+    async with FakeKubernetes() as server:
+        token = "expired" if rules is None else server.token(rules)
+        listed = {"east": {"kubeconfig": server.kubeconfig(tmp_path / "east", token=token), "labels": {}}}
+        params = {"name": "all", "every": 20.0, "clusters": listed}
+        clusters = ManagementClusters([("kubeconfigs", params)], clock)
+        (node,) = await clusters.lists["all"].refresh()
+        host = Host("east", connection=node.connection)
+        (seen,) = await ClusterObserver(clusters, clock).observe([host])
+        assert (seen.sight, str(401 if rules is None else 403) in seen.why) == (NodeHealth.UNKNOWN, True)
+        assert isinstance(await ClusterCheck(clusters).check(SimpleNamespace(host=host)), Unknown)  # type: ignore[arg-type]
         await clusters.close()
 
 
