@@ -74,6 +74,19 @@ async def test_parameter_whose_module_is_gone_is_undone(node: Node) -> None:
     assert (gone.exists(), file.exists(), (node.directory / "rolloutd-sysctl.json").exists()) == (False,) * 3
 
 
+@pytest.mark.long
+async def test_bytes_of_a_comment_stay(node: Node) -> None:
+    """Ansible refuses output that is not UTF-8, and a file of another program may be older than that."""
+    (node.kernel / "vm.swappiness").write_text("60\n")
+    file, before = node.directory / "90-rolloutd.conf", b"# M\xfcller {{ x }}\nvm.swappiness = 60\n"
+    file.write_bytes(before)
+    where = {"sysctl_file": str(file), "sysctl_command": str(node.directory / "sysctl")}
+    await node.play("sysctl.yml", sysctl_settings={"vm.swappiness": 10}, **where)
+    assert file.read_bytes().startswith(before)
+    await node.play("sysctl-undo.yml", **where)
+    assert file.read_bytes() == before
+
+
 async def test_sysctl_names_what_is_missing(node: Node) -> None:
     assert "name the parameters to set" in await node.fail("sysctl.yml")
 
