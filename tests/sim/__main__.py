@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import multiprocessing
 import os
 import secrets
@@ -21,6 +22,7 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from rolloutd.concurrency import garbage
 from tests.sim import exhaustive, large_fleet, required_coverage
 from tests.sim.fault_plan import EffectOutcome
 from tests.sim.random_streams import Coverage
@@ -43,6 +45,12 @@ SMALL_STRIDES = {"none": 0, "few": 75, "some": 25, "all": 1}
 TRACE_LINES_SHOWN = 40
 """Lines of a trace that lead to an accusation, when it is not replayed."""
 
+SIMULATIONS_PER_COLLECTION = 50
+"""Simulations of a process between two collections of what their daemons froze: some 3 MB of cycles each."""
+
+SIMULATIONS_PER_LINE = 1_000
+"""Simulations between two lines that tell how far a long run is."""
+
 
 def main() -> int:
     """Run what was asked for; return 1 when anything was found."""
@@ -58,8 +66,11 @@ def main() -> int:
     names += [f"seed {first + n}" for n in range(options.seeds)]
     names += [f"train {first + n}" for n in range(options.trains)]
     names += [f"clusters {first + n}" for n in range(options.clusters)]
-    coverage, failed = Coverage(), []
-    for verdict in run_many(names, options.jobs):
+    coverage = Coverage()
+    failed: list[SimResult] = []
+    for number, verdict in enumerate(run_many(names, options.jobs), 1):
+        if not number % SIMULATIONS_PER_LINE:
+            print(f"{number} of {len(names)} simulations, {len(failed)} failed", file=sys.stderr, flush=True)
         coverage.merge(verdict.coverage)
         if verdict.violations:
             failed.append(verdict)
@@ -137,7 +148,9 @@ def run_many(names: Iterable[str], jobs: int = os.cpu_count() or 1) -> Iterator[
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
     if jobs <= 1:
-        yield from map(run_one, names)
+        for name in names:
+            yield run_one(name)
+            _collect_at_times()
         return
     # One at a time: with chunks of four a core could be idle at the end for seconds.
     with collected_state_dirs(), multiprocessing.get_context("fork").Pool(jobs) as pool:
@@ -147,7 +160,16 @@ def run_many(names: Iterable[str], jobs: int = os.cpu_count() or 1) -> Iterator[
 def _run_briefly(name: str) -> SimResult:
     """Run one simulation in a worker; unread details of a passed one do not go through the pipe."""
     result = run_one(name)
+    _collect_at_times()
     return result if result.violations else SimResult(name, [], result.coverage, [], result.steps)
+
+
+_ended = itertools.count(1)
+
+
+def _collect_at_times() -> None:
+    if not next(_ended) % SIMULATIONS_PER_COLLECTION:
+        garbage.collect_all()
 
 
 def _run_large(nodes: int) -> int:
