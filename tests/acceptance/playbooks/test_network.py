@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,22 @@ async def test_network_killed_after_each_task_is_in_force(node: Node) -> None:
     assert await node.play_killed("network-undo.yml", **variables) >= 6
     assert world.state() == world.before
     assert world.is_in_force()
+
+
+@pytest.mark.long
+async def test_files_are_on_disk_before_they_are_applied(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty file after a loss of power would leave a node that cannot be reached."""
+    world = Network(node)
+    program, log = node.directory / "bin" / "sync", node.directory / "log"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\necho "$(wc -l < {world.applied}) $*" >> {log}\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    variables = world.variables({world.old: "one\n", world.new: "one\n"})
+    await node.play("network.yml", **variables)
+    await node.play("network-undo.yml", **variables)
+    assert f"0 {world.old} {world.new}" in log.read_text().splitlines()
+    assert f"1 {world.old}" in log.read_text().splitlines()
 
 
 async def test_failure_prints_no_content(node: Node) -> None:
