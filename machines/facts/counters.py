@@ -48,10 +48,11 @@ class PoolCounters:
 class RolloutCounters:
     """Counts of a rollout's targets: by phase, outcome, wave, team and pool.
 
-    `in_flight` and `failed` name the nodes of those phases, `exceptions` those that are done without the
-    change, `drifted` those that lost it, `rollbacks_due` those that wait for a rollback that a person
-    ordered, or whose isolation was aborted, `joined_outages` those that got the change in the outage of
-    another rollout; `durations` are the sorted seconds that changed nodes took;
+    `in_flight` and `failed` name the nodes of those phases, `kept_isolated` those of another phase that are
+    still isolated, `exceptions` those that are done without the change, `drifted` those that lost it,
+    `rollbacks_due` those that wait for a rollback that a person ordered, or whose isolation was aborted,
+    `joined_outages` those that got the change in the outage of another rollout; `durations` are the sorted
+    seconds that changed nodes took;
     `times` are the sorted instants at which the nodes of a wave entered their phases.
     `slot_ms` are the milliseconds that the latest attempts of nodes were in a slot, and the `holding` nodes
     still are: there it is less the epoch milliseconds at which they were admitted.  As integers, because a
@@ -65,6 +66,7 @@ class RolloutCounters:
     pools: dict[str, PoolCounters] = field(default_factory=dict)
     in_flight: set[str] = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
+    kept_isolated: set[str] = field(default_factory=set)
     exceptions: set[str] = field(default_factory=set)
     drifted: set[str] = field(default_factory=set)
     rollbacks_due: set[str] = field(default_factory=set)
@@ -153,6 +155,8 @@ class RolloutCounters:
             count(self.rollbacks_due, target.node)
         if target.phase is Phase.FAILED:
             count(self.failed, target.node)
+        elif target.isolated and target.phase not in IN_FLIGHT_PHASES:
+            count(self.kept_isolated, target.node)
 
     @property
     def left(self) -> int:

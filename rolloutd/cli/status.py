@@ -6,8 +6,7 @@ nothing that the daemon could contradict.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal
 
@@ -47,9 +46,6 @@ if TYPE_CHECKING:
 FRESH_FORECAST_S = 120.0
 """Age up to which a status shows a forecast without its age: the daemon makes one a minute while nodes move,
 but on a busy machine much fewer."""
-
-MAX_KEPT_NODES = 5
-"""Nodes of an ended rollout that one line names."""
 
 PHASES = ("pending", "isolating", "maintaining", "verifying", "done", "failed")
 
@@ -92,7 +88,7 @@ def status(call: Invocation) -> None:
         print_line(colorize(f"trouble: {sanitize(answer['trouble'])}", "red"))
     _print_runners(call)
     found = answer["rollouts"]
-    _print_kept_slots(call, {each["rollout"] for each in found if each["state"] not in CLOSED_STATES})
+    _print_kept_slots(answer["kept_slots"])
     if not found:
         print_message("no rollout is live")
     elif len(found) == 1 and not (args.wide or args.is_csv or args.sort_by):
@@ -101,15 +97,11 @@ def status(call: Invocation) -> None:
         call.print_items(STATUS_COLUMNS, found, STATUS_WIDE)
 
 
-def _print_kept_slots(call: Invocation, live: Set[str]) -> None:
+def _print_kept_slots(kept: Sequence[wire.KeptSlots]) -> None:
     """Print which nodes ended rollouts have not returned: no live rollout has them in its status."""
-    kept = defaultdict[str, dict[str, None]](dict)
-    for pool in call.get(api_path("locks"))["pools"]:
-        for holder in pool["holders"]:
-            if holder["rollout"] is not None and holder["rollout"] not in live:
-                kept[holder["rollout"]][holder["node"]] = None
-    for rollout, nodes in kept.items():
-        named = sanitize(join_limited(list(nodes), MAX_KEPT_NODES))
+    for each in kept:
+        rollout, more = each["rollout"], each["total"] - len(each["nodes"])
+        named = sanitize(", ".join(each["nodes"])) + (f" and {more:,} more" if more else "")
         print_message(
             f"{rollout} has ended and still holds the slots of {named}; see rolloutctl why {rollout}"
         )

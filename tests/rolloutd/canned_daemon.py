@@ -25,7 +25,6 @@ class CannedDaemon:
         self.streams: dict[str, list[Iterable[dict[str, Any]]]] = {}
         self.requests: list[tuple[str, str, dict[str, str], Any]] = []
         self.answer("GET", "health", {"runs": {"runners": []}})
-        self.answer("GET", "locks", {"pools": []})
 
     def answer(self, method: str, path: str, body: Any, status: int = 200) -> None:
         """Answer so from now on."""

@@ -58,6 +58,7 @@ async def status(services: Services, request: Request[StatusQuery]) -> wire.Stat
                 shown.append(serializers.rollout(state, services.kept, resolved, covered))
     return {
         "rollouts": shown,
+        "kept_slots": serializers.kept_slots(state.index),
         "trouble": "; ".join(state.problems()) or None,
         "seq": seq,
         **daemons_of(services),

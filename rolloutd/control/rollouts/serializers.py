@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
+from heapq import nsmallest
 from typing import Any, cast
 
 from machines.facts.counters import PoolCounters, percent_done
 from machines.facts.index import Index
 from machines.facts.pool_index import Pool
+from machines.model.node import natural_sort_key
 from machines.model.reasons import Param, Reason
 from machines.model.rollout import Rollout, Target
 from machines.scheduler.progress import RolloutProgress, rollout_progress
@@ -32,6 +34,21 @@ NO_PROGRESS = StepProgress()
 
 INSTANT_PARAMS = frozenset({"at", "since", "until"})
 """Reason params that are instants (epoch seconds), as are all whose name ends in `_at`."""
+
+
+MAX_KEPT_NODES = 5
+"""Nodes of an ended rollout that a status names."""
+
+
+def kept_slots(index: Index) -> list[wire.KeptSlots]:
+    """Return which ended rollouts still hold slots; by their counters, as a status costs no look at nodes."""
+    kept = []
+    for each in index.rollouts.values():
+        counters = index.counters(each.id)
+        if each.closed and (nodes := counters.failed | counters.kept_isolated):
+            first = nsmallest(MAX_KEPT_NODES, nodes, key=natural_sort_key)
+            kept.append(wire.KeptSlots(rollout=each.id, nodes=first, total=len(nodes)))
+    return kept
 
 
 def reason(found: Reason | None) -> wire.Reason | None:

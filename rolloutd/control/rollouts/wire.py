@@ -299,10 +299,19 @@ class Rollout(RolloutSummary):
     train: RolloutTrain | None
 
 
+class KeptSlots(TypedDict):
+    """The nodes at rest that still hold slots for a rollout that has ended: the first ones of `total`."""
+
+    rollout: str
+    nodes: list[str]
+    total: int
+
+
 class Status(Daemons):
     """All rollouts as of audit entry `seq`; `trouble` is what stops the daemon as a whole."""
 
     rollouts: list[Rollout]
+    kept_slots: list[KeptSlots]
     trouble: str | None
     seq: int
 

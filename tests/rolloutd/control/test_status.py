@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given, settings
 
 from machines.facts.projection import Projection
-from machines.model.events import NodesDiscovered, TargetChanged
+from machines.model.events import NodesDiscovered, RolloutCancelled, TargetChanged
 from machines.model.limits import RunnerRule
 from machines.model.plan import GateName, MaintainStage, VoteRequirement
 from machines.model.rows import AuditMismatch, MismatchKind
@@ -25,8 +25,10 @@ from rolloutd.engine.state import State, StepProgress
 from rolloutd.ports import RunnerStatus, RunState
 from rolloutd.settings import Settings
 from tests.machines.builders import (
+    ALICE,
     T0,
     admit,
+    fail,
     finish,
     index_of,
     nodes_of,
@@ -179,3 +181,18 @@ def test_gates_follow_teams_and_expired_votes() -> None:
     assert start_gate() == (["a"], [True])
     state.clock = FixedClock(T0 + 500.0)  # type: ignore[assignment]
     assert start_gate() == (["a"], [False])
+
+
+def test_ended_rollout_names_nodes_that_hold_slots() -> None:
+    names = [f"n{number}" for number in range(1, 11)]
+    index = index_of(nodes_of({"search": names}))
+    submit(index)
+    for name in ("n10", *names[:7]):
+        fail(index, name)
+    transition(index, "n1", Trigger.SKIPPED, Outcome.SKIPPED, isolated=False)
+    transition(index, "n2", Trigger.SKIPPED, Outcome.SKIPPED)  # a person left it isolated
+    admit(index, "n9")  # it goes to its end
+    assert serializers.kept_slots(index) == []
+    index.apply(RolloutCancelled("R", ALICE, "old", T0))
+    nodes = ["n2", "n3", "n4", "n5", "n6"]
+    assert serializers.kept_slots(index) == [{"rollout": "R", "nodes": nodes, "total": 7}]
