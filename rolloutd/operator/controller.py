@@ -68,10 +68,14 @@ REMOVED = "its object was removed"
 
 @dataclass(slots=True)
 class _Known:
-    """An object, its rollout if it has one, and when to act on it next (monotonic seconds)."""
+    """An object, its rollout if it has one, and when to act on it next (monotonic seconds).
+
+    `is_new`: an earlier daemon has made no rollout of it.
+    """
 
     obj: RolloutObject
     rollout: str = ""
+    is_new: bool = False
     refusal: Refusal | None = None
     submit_at: float = 0.0
     write_at: float = 0.0
@@ -222,6 +226,7 @@ class Controller:
         if found is not None:
             known.rollout = found
             return
+        known.is_new = True
         try:
             content, name = await self._plan_content(obj)
             plan_file = await threads.COMPUTATIONS.run(planfile.read, content, name)
@@ -302,8 +307,9 @@ class Controller:
         """Write an object's status if it differs; return when to look again (monotonic seconds)."""
         if self.monotonic() < known.write_at:
             return known.write_at
-        if not known.submit_at:
-            return self.monotonic() + REFRESH_S  # its submit, which comes next, says more
+        if not (known.rollout or known.is_new):
+            # Its status may name its rollout, and a restart finds a deleted one only there.
+            return self.monotonic() + REFRESH_S
         wanted = await self._status(known)
         if wanted == known.obj.status:
             if known.rollout and known.rollout not in self.state.index.rollouts:

@@ -43,6 +43,30 @@ async def test_cancelled_rollout_of_person_is_not_submitted_again(tmp_path: Path
         assert (seen.status()["state"], seen.rollouts()) == ("cancelled", [])
 
 
+async def test_status_keeps_its_rollout_while_that_is_searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with fleet(tmp_path) as seen:
+        seen.apply()
+        await seen.act()
+        [rollout] = seen.rollouts()
+        await seen.inside.request("olga", "post", f"/v1/rollouts/{rollout}/cancel", {"reason": "old"})
+        await seen.inside.request("olga", "delete", f"/v1/rollouts/{rollout}")
+        await seen.act()
+        seen.restart()
+        await seen.pass_over()
+        store = seen.inside.state.store
+        search = store.list_closed_rollouts
+
+        async def searched_during_pass(limit: int) -> object:
+            await seen.pass_over()
+            return await search(limit)
+
+        monkeypatch.setattr(store, "list_closed_rollouts", searched_during_pass)
+        await seen.controller.submit_due()
+        assert seen.condition("Accepted")["reason"] == "Deleted"
+
+
 async def test_status_that_names_rollout_of_others_is_ignored(tmp_path: Path) -> None:
     async with fleet(tmp_path) as seen:
         rollout = await seen.inside.submit("olga")
