@@ -70,8 +70,8 @@ class RetentionCleaner:
         self._trees = trees
         self._wakeup = Wakeup()
         self._removed_count = 0
-        self._failures: list[RolloutdError | TimeoutError] = []
-        """Those of the pass."""
+        self._failure: RolloutdError | TimeoutError | None = None
+        """The first one of the pass; on a read-only disk each of a hundred thousand artifacts has one."""
         self._documents_removed_at = float("-inf")
         self._memory_collected_at = state.now()
         self.wake_up = self._wakeup.trigger
@@ -90,7 +90,7 @@ class RetentionCleaner:
 
     async def remove_expired(self) -> None:
         """Remove one part after another; raises the first failure, after all other parts."""
-        self._removed_count, self._failures = 0, []
+        self._removed_count, self._failure = 0, None
         rollouts = await self._state.store.list_rollout_records()
         with self._part():
             await self._remove_expired_runs({each.id: each for each in rollouts})
@@ -112,8 +112,8 @@ class RetentionCleaner:
                 await self._pause_between_batches()
             self._state.stored_volume = await self._state.store.measure(self._state.now())
         self._collect_memory()
-        if self._failures:
-            raise self._failures[0]
+        if self._failure is not None:
+            raise self._failure
 
     @contextmanager
     def _part(self) -> Iterator[None]:
@@ -121,7 +121,7 @@ class RetentionCleaner:
         try:
             yield
         except (RolloutdError, TimeoutError) as error:
-            self._failures.append(error)
+            self._failure = self._failure or error
 
     def _collect_memory(self) -> None:
         """Collect all cycles once a day, while no node's deadline could wait for it."""
@@ -235,7 +235,7 @@ class RetentionCleaner:
                 with adapter_errors(name):
                     removed += await store.remove(name, unmodified_since=untouched_since)
             except AdapterFailed as error:  # of this one alone, as of a file that nobody may remove
-                self._failures.append(error)
+                self._failure = self._failure or error
             await self._pause_between_batches()
         return removed
 
