@@ -221,8 +221,7 @@ class ObjectRunner(ABC):
         self._count(handle, record)
 
     async def discard(self, handle: str) -> None:
-        record = self._record(handle)
-        record.path.unlink(missing_ok=True)
+        self._record(handle).path.unlink(missing_ok=True)
         self._forget(handle)
 
     async def clean_up_stale_runs(
@@ -244,9 +243,7 @@ class ObjectRunner(ABC):
 
     async def remove(self, name: str, *, unmodified_since: float) -> bool:
         record = self._record(name)
-        if not record.exists:
-            return True
-        if record.artifact().modified_at > unmodified_since:
+        if record.exists and record.artifact().modified_at > unmodified_since:
             return False
         await self.discard(name)
         return True
@@ -472,7 +469,10 @@ class ObjectRunner(ABC):
 
     def _record(self, run_id: str) -> RunRecord:
         name = run_name(run_id)
-        return self._records.setdefault(name, RunRecord(self._directory / f"{name}.json"))
+        record = self._records.get(name) or RunRecord(self._directory / f"{name}.json")
+        if record.result is None:
+            self._records[name] = record
+        return record
 
     def _lock(self, run_id: str) -> asyncio.Lock:
         return self._locks.setdefault(run_name(run_id), asyncio.Lock())

@@ -451,6 +451,8 @@ async def test_ended_runs_are_not_kept_in_memory(env: FluxEnvironment) -> None:
         assert isinstance((await ended(runner, await runner.start(env.request(name)))).result, Ok)
     await runner.start(env.request("r3", ENDLESS))
     assert len([each for each in await runner.list_artifacts() if "source=" not in each.name]) == 3
+    assert [each async for each in runner.read_events("r1")]
+    assert not await runner.remove("r2", unmodified_since=0.0)
     assert (list(runner._records), runner.status.active) == (["r3"], 1)
     assert isinstance((await runner.get_state("r1")).result, Ok)
     await runner.cancel("r3")
