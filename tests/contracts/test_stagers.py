@@ -265,22 +265,23 @@ def pack(directory: Path, **changes: Any) -> ManifestEntry:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
-async def test_artifact_with_mount_in_it_is_not_removed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", ["unpacked/home", ""])
+async def test_artifact_with_mount_in_it_is_not_removed(tmp_path: Path, place: str) -> None:
     precious = tmp_path / "pre cious"
     precious.mkdir()
     (precious / "file").write_text("of a person")
     async with open_backend("url", tmp_path) as backend:
         artifact = pack(backend.directory)
         await stage(backend, artifact)
-        home = Path(unpacked_directory(backend.to, artifact)) / "home"
-        mount = f"mount --bind '{precious}' '{home}' && {{}}"
+        directory = Path(unpacked_directory(backend.to, artifact)).parent
+        mount = f"mount --bind '{precious}' '{directory / place}' && {{}}"
         node = LocalShell()
         node.wrap = lambda command: ["unshare", "-m", "sh", "-c", mount.format(f"( {command} )")]
         with pytest.raises(AdapterFailed, match="a file system is mounted in"):
             await UrlStager(node).remove(backend.host, backend.to, {artifact.sha256}, timeout_s=LIMIT_S)
         assert (precious / "file").read_text() == "of a person"
         await backend.stager.remove(backend.host, backend.to, {artifact.sha256}, timeout_s=LIMIT_S)
-        assert not home.exists()
+        assert not directory.exists()
 
 
 async def test_unpacked_files_are_on_disk_before_the_rename(tmp_path: Path) -> None:

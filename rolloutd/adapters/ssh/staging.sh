@@ -163,11 +163,11 @@ compare() {
     if [ "$count" -ge "$limit" ]; then echo compared; exit 0; fi
 }
 
-# Returns whether a file system is mounted below a directory: a removal would take its files.
+# Returns whether a file system is mounted at or below a directory: a removal would take its files.
 has_mounts() {
     real=$(cd -P -- "$1" 2>/dev/null && pwd | sed 's/\\/\\134/g; s/ /\\040/g')
     while [ -n "$real" ] && read -r device target rest; do
-        case $target in "$real"/*) return 0 ;; esac
+        case $target/ in "$real"/*) return 0 ;; esac
     done </proc/self/mounts
     return 1
 }
