@@ -18,7 +18,7 @@ from rolloutd.concurrency import garbage
 from rolloutd.engine.background.audit_export import AuditExporter
 from rolloutd.engine.state import State
 from rolloutd.engine.tasks import Wakeup
-from rolloutd.errors import AdapterFailed, RolloutdError
+from rolloutd.errors import AdapterFailed, LeadershipLost, RolloutdError
 from rolloutd.ports import Artifact, ArtifactStore, RolloutRecord
 from rolloutd.ports.guards import adapter_errors
 
@@ -120,6 +120,8 @@ class RetentionCleaner:
         """Let the pass go on after a failure: the disk must not fill up because one system is away."""
         try:
             yield
+        except LeadershipLost:
+            raise  # the rest is another daemon's
         except (RolloutdError, TimeoutError) as error:
             self._failure = self._failure or error
 

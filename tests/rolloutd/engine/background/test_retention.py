@@ -25,7 +25,7 @@ from rolloutd.concurrency import garbage
 from rolloutd.engine.background import retention
 from rolloutd.engine.background.audit_export import AuditExporter
 from rolloutd.engine.background.retention import BATCH_SIZE, RetentionCleaner
-from rolloutd.errors import AdapterFailed, RunnerUnavailable, SourceFailed, StoreFailed
+from rolloutd.errors import AdapterFailed, LeadershipLost, RunnerUnavailable, SourceFailed, StoreFailed
 from tests.contracts.fakes.artifacts import FakeArtifactStore
 from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
 
@@ -137,6 +137,16 @@ async def test_failed_part_does_not_stop_others(tmp_path: Path, error: Exception
                     await asyncio.sleep(0)
         finally:
             task.cancel()
+
+
+async def test_daemon_that_lost_its_term_removes_nothing_more(tmp_path: Path) -> None:
+    async with disk(tmp_path) as made:
+        await ended(made.inside)
+        made.trees.artifacts["tree-old"] = made.inside.clock.now()
+        made.runs.error = LeadershipLost("another daemon leads")
+        with pytest.raises(LeadershipLost):
+            await made.after(366)
+        assert "tree-old" in made.trees.artifacts
 
 
 async def test_run_that_cannot_be_removed_keeps_no_other(tmp_path: Path) -> None:
