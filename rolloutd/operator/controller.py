@@ -179,21 +179,27 @@ class Controller:
             await self.submit_due()
 
     async def submit_due(self) -> None:
-        """Submit the objects whose turn it is, one after the other."""
-        for known in tuple(self._known.values()):
-            if not self._is_due(known):
-                continue
-            try:
-                await self._submit(known)
-            except Exception:
-                # One object must not keep the others from being submitted, nor end the daemon.
-                log.exception("%s/%s: not submitted; it is tried again", known.obj.namespace, known.obj.name)
-            self.wake_up()
+        """Find the rollouts of the objects whose turn it is, and submit those without, one by one."""
+        due = [known for known in self._known.values() if self._is_due(known)]
+        # All are found first: after a start, a git server that hangs must delay no status of a rollout.
+        for act in (self._find_rollout, self._submit):
+            for known in filter(self._has_none, due):
+                known.submit_at = self.monotonic() + RETRY_S
+                try:
+                    await act(known)
+                except Exception:
+                    # One object must not keep the others from being submitted, nor end the daemon.
+                    name = f"{known.obj.namespace}/{known.obj.name}"
+                    log.exception("%s: not submitted; it is tried again", name)
+                self.wake_up()
+
+    def _has_none(self, known: _Known) -> bool:
+        """Return whether an object that is still there has no rollout."""
+        is_there = self._known.get(known.obj.uid) is known and not known.obj.is_being_removed
+        return is_there and not known.rollout
 
     def _is_due(self, known: _Known) -> bool:
-        if known.rollout or known.obj.is_being_removed or self._known.get(known.obj.uid) is not known:
-            return False
-        return self.monotonic() >= known.submit_at
+        return self._has_none(known) and self.monotonic() >= known.submit_at
 
     async def pass_over(self, watches: Sequence[NamespaceWatch]) -> float:
         """Act on each object, and return in how many seconds the next pass is due."""
@@ -217,16 +223,19 @@ class Controller:
 
     # -- rollouts
 
-    async def _submit(self, known: _Known) -> None:
-        obj = known.obj
+    def _submitter_of(self, obj: RolloutObject) -> ClusterPrincipal:
         teams = frozenset(self.settings.namespaces.get(obj.namespace, ()))
-        who = submitter(self.cluster.name, obj, teams)
-        known.submit_at = self.monotonic() + RETRY_S
-        found = await self._rollout_of(who.user) or await self._rollout_in_status(obj, teams)
-        if found is not None:
-            known.rollout = found
-            return
-        known.is_new = True
+        return submitter(self.cluster.name, obj, teams)
+
+    async def _find_rollout(self, known: _Known) -> None:
+        who = self._submitter_of(known.obj)
+        found = await self._rollout_of(who.user) or await self._rollout_in_status(known.obj, who.teams)
+        known.rollout, known.is_new = found or "", found is None
+
+    async def _submit(self, known: _Known) -> None:
+        if not known.is_new:
+            return  # it could not be searched
+        obj, who = known.obj, self._submitter_of(known.obj)
         try:
             content, name = await self._plan_content(obj)
             plan_file = await threads.COMPUTATIONS.run(planfile.read, content, name)

@@ -101,6 +101,25 @@ async def test_silent_git_server_delays_no_removal_and_no_status(tmp_path: Path)
         await submitting
 
 
+async def test_silent_git_server_delays_no_status_after_start(tmp_path: Path) -> None:
+    async with fleet(tmp_path) as seen:
+        seen.apply()
+        await seen.act()
+        url = "https://git.example.org/silent.git"
+        seen.inside.sources.answers[url] = asyncio.Event()
+        seen.apply("a", plan=PLAN.replace(URL, url).replace("name: sysctl", "name: other"))
+        seen.restart()
+        await seen.pass_over()
+        silent, known = seen.controller._known.values()
+        submitting = asyncio.create_task(seen.controller.submit_due())
+        async with asyncio.timeout(10):
+            while not known.rollout:
+                await asyncio.sleep(0)
+        assert (silent.obj.name, silent.rollout) == ("a", "")
+        seen.inside.sources.answers[url].set()
+        await submitting
+
+
 async def test_ended_rollout_is_read_once_in_interval(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
