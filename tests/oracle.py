@@ -38,7 +38,7 @@ Longer than 500 lines: one judge, one file.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 Entry = dict[str, Any]
@@ -116,6 +116,8 @@ class Oracle:
         self.away: dict[str, float] = {}
         self.begun: set[tuple[str, str]] = set()
         self.worked_on: dict[str, float] = {}
+        self.has_other_work: Callable[[str], bool] = lambda _: False
+        """Whether work of which the log has nothing, such as a stage, keeps attempts off a node."""
 
     def check_entry(self, entry: Entry) -> Iterator[str]:
         """Apply one entry; yield what is wrong with it."""
@@ -319,6 +321,7 @@ class Oracle:
         if other not in self.labels or other in self.disputed or plan["probed"]:
             return False
         is_free = other not in self.in_progress and other not in self.failed and other not in self.isolated_by
+        is_free = is_free and not self.has_other_work(other)
         pools = self._pools(plan, other) == self._pools(plan, node)
         return is_free and pools and not self._is_held(other, now) and self._is_up(other, now)
 

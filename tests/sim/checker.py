@@ -80,6 +80,7 @@ class Checker(OracleFeed):
         seen = lambda: self.oracle.observations  # noqa: E731  # the oracle replaces them
         self.clusters = ClusterJudge(self.plans, self.report_violation, monotonic, seen)
         self.work = WorkJudge(now, self.report_violation)
+        self.oracle.has_other_work = self.work.has_other_work
         self.budgets = BudgetJudge(lambda: self.oracle, now, monotonic, self.report_violation)
         self._started_runs: dict[str, list[str]] = {}
         self._succeeded_runs: set[str] = set()

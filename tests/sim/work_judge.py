@@ -90,6 +90,12 @@ class WorkJudge:
                 if frozenset(pair) in NEVER_TOGETHER:
                     self._report(f"{' and '.join(pair)} on {node} at once")
 
+    def has_other_work(self, node: str) -> bool:
+        """Return whether a stage or other work than an attempt or a hold is on the node."""
+        facts = self.current_facts()
+        recorded = facts is not None and any(facts.recorded_work(node))
+        return recorded or "stage" in self._committed_work(node)
+
     def _committed_work(self, node: str) -> list[str]:
         found = ["attempt"] if any(name == node for name, _ in self._attempts) else []
         found += ["stage"] if any(name == node for name, _, _ in self._stages) else []
