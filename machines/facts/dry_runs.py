@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from machines.facts.node_work import WorkFacts, is_isolated
 from machines.model.plan import Capability, Plan
 from machines.model.reasons import Params, Reason, ReasonCode
 from machines.model.rollout import Target
@@ -71,8 +72,7 @@ class DryRunResults:
     def permanent_blocker(self, target: Target, now: float) -> DryRunResult | None:
         """Return the result that keeps the node from starting until its blocker has changed."""
         result = self._latest.get((target.rollout, target.node))
-        # A node that is isolated already has nothing left that could be blocked.
-        if result is None or not result.is_permanent or target.isolated:
+        if result is None or not result.is_permanent:
             return None
         return result if result.at <= now < result.at + RESULT_RETENTION_S else None
 
@@ -87,11 +87,12 @@ class DryRunResults:
         return replace(reason, params={**reason.params, **note})
 
 
-def needs_dry_run(plan: Plan, target: Target) -> bool:
+def needs_dry_run(facts: WorkFacts, plan: Plan, target: Target) -> bool:
     """Return whether the node's order depends on a dry run, if another node could go first.
 
     `plan` is the plan as it applies to the node.
     """
-    if target.isolated:
+    # Its isolation is joined; an isolator that cannot see the owner of one would call it another client's.
+    if is_isolated(facts, target.node):
         return False
     return any(Capability.DRY_RUN in spec.capabilities for spec in plan.isolate)

@@ -360,7 +360,8 @@ def _is_bootstrapped(index: Index, target: Target, observed: Unavailability) -> 
 def _isolation_blocker(index: Index, target: Target, now: float) -> Reason | None:
     """Return what blocks the node's isolation until a person changes it; a slot for it would be wasted."""
     result = index.dry_run_results.permanent_blocker(target, now)
-    if result is None:
+    # A node that is isolated already has nothing left that could be blocked.
+    if result is None or is_isolated(index, target.node):
         return None
     remedy = Remedy(RemedyKind.WAIT_FOR_BLOCKER)
     return Reason(ReasonCode.CANNOT_ISOLATE, target.node, {"detail": result.why}, result.at, remedy)

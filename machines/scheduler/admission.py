@@ -249,13 +249,15 @@ class _WaveAdmission:
         builder = self.builder
         # An earlier node of the pool awaits its probe and keeps its position until the answer.
         # The items of a node are among those of the plan.
-        if not self.rollout.plan.traffic and not dry_runs.needs_dry_run(self.rollout.plan, target):
+        if not self.rollout.plan.traffic and not dry_runs.needs_dry_run(
+            self.index, self.rollout.plan, target
+        ):
             self._start(target)
             return True
         plan = self.index.plan_for(target)
         if plan.traffic and builder.probes_by_pool.is_undecided(self._pool_ids(target)):
             return False
-        if dry_runs.needs_dry_run(plan, target):
+        if dry_runs.needs_dry_run(self.index, plan, target):
             is_next_eligible = self._request_dry_run(target)
             if is_next_eligible is not None:
                 return is_next_eligible

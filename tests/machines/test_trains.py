@@ -9,12 +9,13 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
+from machines.facts.dry_runs import DryRunResult
 from machines.facts.projection import Projection
 from machines.model.actions import Revert, Transition, Wait
 from machines.model.decision import Admit, RollBack
 from machines.model.events import FreezeStarted, HoldTaken, NodeOrdered, RolloutCancelled, RolloutPaused
 from machines.model.limits import Limits, PoolRule
-from machines.model.plan import MaintainStage, StepDef
+from machines.model.plan import Capability, MaintainStage, StepDef
 from machines.model.reasons import ReasonCode
 from machines.model.rollout import Hold, NodeOrder, Target
 from machines.model.step_record import StepAction, StepRecord, StepState
@@ -89,6 +90,19 @@ def test_second_joins_node_that_passed_checks() -> None:
     index = train_of_two()
     pass_checks(index)
     assert (joiner(index), admitted(index)) == ("R2", ["R2"])
+
+
+def test_second_joins_isolation_without_dry_run() -> None:
+    index = index_of(nodes_of({"a": [NODE], "b": ["b1"]}))
+    for rollout in ("R1", "R2"):
+        submit(index, rollout, isolate=(replace(CORDON, capabilities=frozenset({Capability.DRY_RUN})),))
+    index.apply(TrainStored(train(), ALICE, "week", T0))
+    blocked = DryRunResult("R2", NODE, False, T0, "set to maint", is_permanent=True)
+    index.record_dry_run(blocked)
+    pass_checks(index)
+    assert (joiner(index), admitted(index)) == ("R2", ["R2"])
+    index.forget_dry_run("R2", NODE)
+    assert admitted(index) == ["R2"]
 
 
 def test_second_waits_for_first_that_may_start() -> None:
