@@ -156,8 +156,9 @@ _LOCALHOST = re.compile(r"(?<![\w.!-])(?:localhost|127\.0\.0\.1|(?<!:)::1)(?![\w
 _CONNECTION = "ansible_connection"
 """The variable that says how a host is reached; one that says `local` makes tasks run on localhost."""
 
-_SETS_LOCAL = re.compile(r"\bansible_connection\s*=\s*(?:['\"]?(?:\w+\.)*local\b|[^\s]*\{[{%])")
-"""Arguments, such as those of `set_fact` and `add_host`, that set this variable to `local`, or may do so."""
+_SETS_LOCAL = re.compile(r"\bansible_connection\s*=\s*(?:['\"]?(?:\w+\.)*local\b|\S{0,512}\{[{%]|\S{513})")
+"""Arguments, such as those of `set_fact` and `add_host`, that set this variable to `local`, or may do so, as
+a long one may: a text that repeats the name would be searched to its end for each of them."""
 
 _CONFIG_LOCAL = re.compile(rb"(?im)^[ \t]*transport[ \t]*[=:](?:.*\blocal\b|.*\{[{%])")
 """A setting of ansible.cfg that makes `local` the connection of all hosts, or may do so."""

@@ -259,6 +259,9 @@ BY_VARIABLE = {
         "site.yml": task("set_fact: {ansible_connection: local}", f"{LOCAL}  - {COMMAND}\n")
     },
     "fact as an argument": {"site.yml": task("set_fact: ansible_connection=local", f"  - {COMMAND}\n")},
+    "fact as a long argument": {
+        "site.yml": task(f"set_fact: {'ansible_connection=' * 50_000}", f"  - {COMMAND}\n")
+    },
     "host that is added": {
         "site.yml": task("add_host: name=x ansible_connection='{{ c }}'", f"  - {COMMAND}\n")
     },
