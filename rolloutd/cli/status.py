@@ -88,7 +88,7 @@ def status(call: Invocation) -> None:
         print_line(colorize(f"trouble: {sanitize(answer['trouble'])}", "red"))
     _print_runners(call)
     found = answer["rollouts"]
-    _print_kept_slots(answer["kept_slots"])
+    _print_kept_slots(answer.get("kept_slots", ()))
     if not found:
         print_message("no rollout is live")
     elif len(found) == 1 and not (args.wide or args.is_csv or args.sort_by):

@@ -102,7 +102,7 @@ def test_wrong_usage_is_exit_2_with_a_hint(
 
 
 def test_json_is_what_the_daemon_said(daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]) -> None:
-    daemon.answer("GET", "status", {"rollouts": [ROLLOUT], "kept_slots": [], "trouble": None})
+    daemon.answer("GET", "status", {"rollouts": [ROLLOUT], "trouble": None})
     daemon.answer("GET", "rollouts/somaxconn", ROLLOUT)
     code, out, _ = run(capsys, "status", "--json")
     assert (code, json.loads(out)["rollouts"]) == (0, [ROLLOUT])
@@ -126,7 +126,7 @@ def test_old_forecast_has_its_age(
     made_at = (datetime.now(UTC) - timedelta(hours=age, minutes=age)).isoformat()
     forecast = {"made_at": made_at, "ends_at": {"p50": None, "p90": None}, "vote_deadline": None}
     rollout = ROLLOUT | {"forecast": forecast}
-    daemon.answer("GET", "status", {"rollouts": [rollout], "kept_slots": [], "trouble": None})
+    daemon.answer("GET", "status", {"rollouts": [rollout], "trouble": None})
     out = run(capsys, "status")[1]
     assert told in out.replace("3h3m", "3h")
 
@@ -134,7 +134,7 @@ def test_old_forecast_has_its_age(
 def test_status_says_what_a_person_wants_to_know(
     daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    daemon.answer("GET", "status", {"rollouts": [ROLLOUT], "kept_slots": [], "trouble": None})
+    daemon.answer("GET", "status", {"rollouts": [ROLLOUT], "trouble": None})
     code, out, _ = run(capsys, "status")
     assert code == 0
     for told in (
@@ -159,18 +159,14 @@ def test_what_a_node_said_does_not_drive_the_terminal(
     daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]
 ) -> None:
     reason = {**REASON, "text": "\x1b[2Jgone\nnext line"}
-    daemon.answer(
-        "GET", "status", {"rollouts": [{**ROLLOUT, "reason": reason}], "kept_slots": [], "trouble": None}
-    )
+    daemon.answer("GET", "status", {"rollouts": [{**ROLLOUT, "reason": reason}], "trouble": None})
     _, out, _ = run(capsys, "status")
     assert "\x1b" not in out
     assert "gone next line" in out
 
 
 def test_several_rollouts_are_a_table(daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]) -> None:
-    daemon.answer(
-        "GET", "status", {"rollouts": [ROLLOUT, ROLLOUT], "kept_slots": [], "trouble": "the disk is full"}
-    )
+    daemon.answer("GET", "status", {"rollouts": [ROLLOUT, ROLLOUT], "trouble": "the disk is full"})
     _, out, _ = run(capsys, "status")
     trouble, heading, *rows = out.splitlines()
     assert trouble == "trouble: the disk is full"
@@ -381,7 +377,7 @@ def test_watching_ends_with_the_rollout(daemon: CannedDaemon, capsys: pytest.Cap
 
 
 def test_reading_commands_load_the_standard_library_only(daemon: CannedDaemon) -> None:
-    daemon.answer("GET", "status", {"rollouts": [], "kept_slots": [], "trouble": None})
+    daemon.answer("GET", "status", {"rollouts": [], "trouble": None})
     program = (
         "import sys; from rolloutd.cli.main import main; main(['status', '--json']);"
         "pure = {'machines', 'machines.model', 'machines.model.timefmt'};"
@@ -445,7 +441,7 @@ def test_refresh_of_failing_source_exits_1(
 
 
 def test_watch_prints_again_after_a_change_only(daemon: CannedDaemon) -> None:
-    daemon.answer("GET", "status", {"rollouts": [ROLLOUT], "kept_slots": [], "trouble": None})
+    daemon.answer("GET", "status", {"rollouts": [ROLLOUT], "trouble": None})
     daemon.answer("GET", "fleetlock", {"gates": []})
     daemon.streams["/v1/events"] = [[{"seq": 1, "entry": {"event": "VoteCast"}}]] * 3
     command = [sys.executable, "-m", "rolloutd.cli", "gates", "--watch"]
@@ -454,9 +450,7 @@ def test_watch_prints_again_after_a_change_only(daemon: CannedDaemon) -> None:
         assert watching.stdout.readline() == "somaxconn-abcde\n"
         assert "waiting" in watching.stdout.readline()
         gate = {**GATE, "state": "open"}
-        daemon.answer(
-            "GET", "status", {"rollouts": [{**ROLLOUT, "gates": [gate]}], "kept_slots": [], "trouble": None}
-        )
+        daemon.answer("GET", "status", {"rollouts": [{**ROLLOUT, "gates": [gate]}], "trouble": None})
         assert watching.stdout.readline() == "somaxconn-abcde\n"
         assert "proceed after fleet is open" in watching.stdout.readline()
         watching.terminate()

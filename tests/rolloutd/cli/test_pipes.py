@@ -15,9 +15,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_a_reader_that_goes_away_is_no_mistake_of_ours(daemon: CannedDaemon) -> None:
-    daemon.answer(
-        "GET", "status", {"rollouts": [{"rollout": "p" * 1000}] * 2000, "kept_slots": [], "trouble": None}
-    )
+    daemon.answer("GET", "status", {"rollouts": [{"rollout": "p" * 1000}] * 2000, "trouble": None})
     process = subprocess.Popen(
         [sys.executable, "-m", "rolloutd.cli", "status", "--json"],
         cwd=ROOT,
@@ -59,7 +57,7 @@ def test_output_has_the_chosen_format(
 def test_name_of_one_object_is_its_own(daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]) -> None:
     daemon.answer("GET", "rollouts/somaxconn", ROLLOUT)
     assert run(capsys, "status", "somaxconn", "-o", "name")[1] == "somaxconn-abcde\n"
-    daemon.answer("GET", "status", {"rollouts": [ROLLOUT], "kept_slots": [], "trouble": None, "seq": 93})
+    daemon.answer("GET", "status", {"rollouts": [ROLLOUT], "trouble": None, "seq": 93})
     assert run(capsys, "status", "-o", "name")[1] == "somaxconn-abcde\n"
     daemon.answer("GET", "teams/infra", {"team": "infra", "members": ["@ops"], "freezes": []})
     assert run(capsys, "team", "show", "infra", "-o", "name")[1] == "infra\n"
@@ -68,7 +66,7 @@ def test_name_of_one_object_is_its_own(daemon: CannedDaemon, capsys: pytest.Capt
 def test_wide_output_has_more_columns_before_the_reason(
     daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    daemon.answer("GET", "status", {"rollouts": [ROLLOUT, ROLLOUT], "kept_slots": [], "trouble": None})
+    daemon.answer("GET", "status", {"rollouts": [ROLLOUT, ROLLOUT], "trouble": None})
     narrow = run(capsys, "status")[1].splitlines()[0].split()
     wide = run(capsys, "status", "-o", "wide")[1]
     headings = wide.splitlines()[0].split()

@@ -64,7 +64,7 @@ def daemon(tmp_path: Path) -> Iterator[CannedDaemon]:
         daemon.answer("GET", "audit", {"entries": entries, "next": None})
         daemon.answer("GET", "audit/head", {"seq": 6, "hash": "f" * 64, "at": None})
         daemon.answer("GET", "changes", {"changes": CHANGES})
-        daemon.answer("GET", "status", {"rollouts": [ROLLOUT], "kept_slots": [], "trouble": None})
+        daemon.answer("GET", "status", {"rollouts": [ROLLOUT], "trouble": None})
         yield daemon
 
 

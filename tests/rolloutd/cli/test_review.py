@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_gates_of_live_rollouts_are_listed(daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]) -> None:
-    daemon.answer("GET", "status", {"rollouts": [ROLLOUT], "kept_slots": [], "trouble": None})
+    daemon.answer("GET", "status", {"rollouts": [ROLLOUT], "trouble": None})
     daemon.answer("GET", "fleetlock", {"gates": []})
     code, out, _ = run(capsys, "gates")
     assert (code, out.splitlines()[0]) == (0, "somaxconn-abcde")

@@ -146,7 +146,7 @@ def test_logs_of_failed_nodes_are_shown(daemon: CannedDaemon, capsys: pytest.Cap
 def test_status_names_runners_where_there_are_several(
     daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    daemon.answer("GET", "status", {"rollouts": [ROLLOUT], "kept_slots": [], "trouble": None})
+    daemon.answer("GET", "status", {"rollouts": [ROLLOUT], "trouble": None})
     runners = [
         {"name": "fra", "text": "site=fra: 3 of at most 20 runs active", "problem": "it is down"},
         {"name": "local", "text": "all other nodes: idle", "problem": None},
