@@ -182,8 +182,8 @@ class Fleet:
 
     async def open_start_gate(self, rollout: str) -> None:
         found = self.state.index.rollout(rollout)
-        ballot = Ballot(GateName.START, yes=True, reason="bench", unseen=())
-        await self.state.commit(vote(self.state, OWNER, found, ballot), actor=OWNER.actor, cause="bench")
+        ballot = Ballot(GateName.START, yes=True, reason="bench")
+        await self.state.commit(vote(self.state, OWNER, found, ballot, ()), actor=OWNER.actor, cause="bench")
         await self.until(lambda: bool(self.state.index.rollout(rollout).opened))
 
     async def open_window(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from machines.model.events import MismatchSettled
 from machines.states import IN_FLIGHT_PHASES
-from rolloutd.commands.rollout_commands import Events, Principal
+from rolloutd.commands.execution import Events, Principal
 from rolloutd.engine.state import State
 from rolloutd.errors import Conflict, NotFound, Refused
 from rolloutd.ports import AuditReport, RowMismatch

@@ -10,13 +10,29 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from inspect import isawaitable
+from typing import Protocol
 
 from machines.model.events import Event, VoteCast, VoteWithdrawn
-from machines.model.rollout import Rollout, Target
-from rolloutd.commands.resolve import ResolvedRollout, resolve_rollout
-from rolloutd.commands.rollout_commands import Events, Principal
+from machines.model.rollout import Actor, Rollout, Target
+from rolloutd.commands.resolve import ResolvedRollout, ensure_loaded, resolve_rollout
 from rolloutd.engine.state import State
 from rolloutd.errors import Refused
+
+Events = tuple[Event, ...]
+
+
+class Principal(Protocol):
+    """The caller of a command: a person, or a service that votes for one."""
+
+    @property
+    def user(self) -> str: ...
+    @property
+    def actor(self) -> Actor: ...
+    @property
+    def admin(self) -> bool: ...
+    @property
+    def teams(self) -> frozenset[str]: ...
+
 
 Decide = Callable[..., Events | Awaitable[Events]]
 """Takes state, principal, the command's rollout and its target, if it has them; returns the events."""
@@ -26,13 +42,14 @@ Decide = Callable[..., Events | Awaitable[Events]]
 class UserCommand:
     """What a principal asks for; `cause` is that of its audit entry.
 
-    `rollout` is an open rollout by its id, a prefix or its plan's name, `node` a target of it.  A vote that
-    another issuer has proven counts once by its `token`; `outside` is its voter's name there.
+    `rollout` is resolved once by the front end, because a plan's name may mean another rollout a second
+    later; `node` is a target of it.  A vote that another issuer has proven counts once by its `token`;
+    `outside` is its voter's name there.
     """
 
     cause: str
     decide: Decide
-    rollout: str = ""
+    rollout: ResolvedRollout | None = None
     node: str = ""
     token: str = ""
     outside: str = ""
@@ -52,12 +69,16 @@ class Executed:
 
 
 async def execute(state: State, who: Principal, command: UserCommand) -> Executed:
-    """Resolve, decide and commit a command; raises what it refuses, Conflict or StoreFailed."""
-    resolved = await resolve_live(state, command.rollout) if command.rollout else None
+    """Decide and commit a command; raises what it refuses, Conflict, StoreFailed, or NotFound.
+
+    NotFound: its rollout was deleted meanwhile, or has no such node.
+    """
+    resolved = command.rollout
     async with state.exclusive_commit(who.actor) as commit:
         await state.advance()
         subject: tuple[Rollout | Target, ...] = ()
         if resolved is not None:
+            await ensure_loaded(state, resolved.rollout.id)
             resolved = current(state, resolved)
             subject = (resolved.rollout, *((resolved.target(command.node),) if command.node else ()))
         decided = command.decide(state, who, *subject)

@@ -17,12 +17,11 @@ from machines.model.windows import Freeze
 from machines.rules import pools
 from machines.rules.node_claims import work_reason
 from machines.scheduler.expiry import end_hold
+from rolloutd.commands.execution import Events, Principal
 from rolloutd.commands.rollout_commands import (
     FLEETLOCK_SOURCE,
     LEFT_ISOLATED_SOURCE,
     PERSON_SOURCE,
-    Events,
-    Principal,
     occupied,
     require_member,
     unknown_node,

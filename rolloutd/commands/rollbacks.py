@@ -8,7 +8,7 @@ from machines.model.events import Event, NodeOrdered, RolloutPaused
 from machines.model.rollout import NodeOrder, Rollout, Target
 from machines.states import IN_FLIGHT_PHASES, Outcome, Phase
 from rolloutd.commands import rollout_commands
-from rolloutd.commands.rollout_commands import Events, Principal
+from rolloutd.commands.execution import Events, Principal
 from rolloutd.engine.state import State
 from rolloutd.errors import Refused
 

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from machines.facts.availability import failure_remedy
 from machines.facts.preparations import BUILD_NODE
 from machines.model import events
 from machines.model.reasons import Reason
-from machines.model.rollout import Actor, Hold, NodeOrder, Rollout, Target
+from machines.model.rollout import Hold, NodeOrder, Rollout, Target
 from machines.rules.rollbacks import due_rollbacks, order_blocker
 from machines.states import IN_FLIGHT_PHASES, Outcome, Phase, Trigger
 from machines.workflow.phase_transitions import transition
+from rolloutd.commands.execution import Events, Principal
 from rolloutd.engine.state import State
 from rolloutd.errors import NotAllowed, NotFound, Refused
 from rolloutd.texts.formats import suggest_name
@@ -31,22 +31,6 @@ LEFT_ISOLATED_SOURCE = "left"
 
 FLEETLOCK_SOURCE = "fleetlock"
 """The source of the holds of machines that reboot themselves; their ids are GROUP/ID."""
-
-Events = tuple[events.Event, ...]
-
-
-class Principal(Protocol):
-    """The caller of a command: a person, or a service that votes for one."""
-
-    @property
-    def user(self) -> str: ...
-    @property
-    def actor(self) -> Actor: ...
-    @property
-    def admin(self) -> bool: ...
-    @property
-    def teams(self) -> frozenset[str]: ...
-
 
 # -- permissions --------------------------------------------------------------
 

@@ -18,8 +18,9 @@ from machines.model.rollout import DAEMON, Actor, ActorKind, Hold
 from machines.model.selector import Selector, parse_selector
 from machines.rules.reboots import active_approvals, reboot_blocker, return_blocker
 from machines.scheduler.expiry import end_hold
+from rolloutd.commands.execution import Events, Principal
 from rolloutd.commands.holds_and_freezes import MAX_HOLDS, find_hold, unobserved_peers
-from rolloutd.commands.rollout_commands import FLEETLOCK_SOURCE, Events, Principal, unknown_node
+from rolloutd.commands.rollout_commands import FLEETLOCK_SOURCE, unknown_node
 from rolloutd.engine.state import State
 from rolloutd.errors import DeadlineInPast, NotAllowed, NotFound, Refused
 from rolloutd.settings.listeners import FleetLockGroup

@@ -15,10 +15,9 @@ from pathlib import Path
 from machines.model.plan import GateName
 from machines.model.rollout import Actor, ActorKind, Rollout
 from rolloutd.commands import tokens, voting
-from rolloutd.commands.rollout_commands import Events, Principal
+from rolloutd.commands.execution import Principal
 from rolloutd.commands.tokens import MAX_TOKEN_LIFETIME_S, Claims, InvalidToken
 from rolloutd.concurrency import threads
-from rolloutd.engine.state import State
 from rolloutd.errors import NotAllowed, Refused
 from rolloutd.settings.model import ServiceAccount
 
@@ -101,30 +100,21 @@ def service_voter(
     return ServiceVoter(name, Actor(ActorKind.SERVICE, name, presenter.actor.uid), frozenset(account.teams))
 
 
-def vote_events(
-    state: State, voter: ServiceVoter, rollout: Rollout, claims: Claims, unseen: tuple[str, ...]
-) -> Events:
-    """Return the events of the token's vote; raises as voting does.
-
-    `unseen`: what runs and the review does not show.
-    """
-    gate = GateName(claims.gate)
-    if claims.answer == "withdraw":
-        return voting.withdraw(state, voter, rollout, gate, claims.reason, team=claims.team, wave=claims.wave)
-    ballot = voting.Ballot(
-        gate=gate,
+def ballot(claims: Claims, wave: str) -> voting.Ballot:
+    """Return a token's vote, at the gate of this wave."""
+    return voting.Ballot(
+        gate=GateName(claims.gate),
         yes=claims.answer == "yes",
         reason=claims.reason,
         team=claims.team,
         digest=claims.digest,
-        wave=claims.wave,
+        wave=wave or None,
         shown=claims.shown,
         nodes=claims.nodes,
         more=claims.more,
         until=claims.until,
-        unseen=() if claims.unseen or gate is GateName.PROCEED else unseen,
+        unseen=claims.unseen,
     )
-    return voting.vote(state, voter, rollout, ballot)
 
 
 def _read_key(path: Path) -> bytes:

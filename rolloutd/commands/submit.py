@@ -27,7 +27,8 @@ from machines.states import Outcome, Trigger
 from machines.workflow.phase_transitions import transition
 from rolloutd import planfile
 from rolloutd.commands import trains
-from rolloutd.commands.rollout_commands import Events, Principal, require_plan_owner
+from rolloutd.commands.execution import Events, Principal
+from rolloutd.commands.rollout_commands import require_plan_owner
 from rolloutd.commands.submitted_values import NO_SECRETS, digest_secrets, resolve_all_values
 from rolloutd.commands.verdicts import Draft, matching_verdicts, require_matching, require_overridden
 from rolloutd.concurrency import threads

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from machines.model.events import TeamRulesChanged
 from machines.model.limits import TeamRules
 from machines.model.windows import Window, next_opening
-from rolloutd.commands.rollout_commands import Events, Principal, require_member, unknown_node
+from rolloutd.commands.execution import Events, Principal
+from rolloutd.commands.rollout_commands import require_member, unknown_node
 from rolloutd.engine.state import State
 from rolloutd.errors import NotFound, Refused
 from rolloutd.texts.formats import suggest_name

@@ -14,7 +14,8 @@ from machines.model.timefmt import format_duration
 from machines.model.train import Train, TrainRemoved, TrainStored
 from machines.scheduler.train_savings import shareable_nodes
 from machines.workflow.outage import is_same_isolator
-from rolloutd.commands.rollout_commands import Events, Principal, require_team_member
+from rolloutd.commands.execution import Events, Principal
+from rolloutd.commands.rollout_commands import require_team_member
 from rolloutd.engine.state import State
 from rolloutd.errors import NotAllowed, NotFound, Refused
 from rolloutd.texts.formats import join_limited, pluralize, suggest_name

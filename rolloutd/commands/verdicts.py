@@ -9,7 +9,7 @@ from machines.model.events import VerdictCleared
 from machines.model.plan import Plan
 from machines.model.rollout import Verdict
 from machines.model.target_plan import plan_with_values
-from rolloutd.commands.rollout_commands import Events, Principal
+from rolloutd.commands.execution import Events, Principal
 from rolloutd.configuration.documents import configuration_hash, earlier_configuration_hash
 from rolloutd.engine.state import State
 from rolloutd.errors import NotFound, Refused

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from machines.facts import votes
 from machines.model.events import RolloutCancelled, VoteCast, VoteWithdrawn
 from machines.model.plan import ADMINS, GateName
 from machines.model.rollout import ActorKind, Rollout, Vote
 from machines.rules import gates
-from rolloutd.commands.rollout_commands import Events, Principal
+from rolloutd.commands.execution import Events, Principal
 from rolloutd.engine.state import State
 from rolloutd.errors import DeadlineInPast, FailuresNotShown, NotAllowed, NotFound, Refused
 from rolloutd.texts.reason_text import describe
@@ -27,10 +27,7 @@ MAX_VOTES_KEPT = 5_000
 
 @dataclass(frozen=True, slots=True)
 class Ballot:
-    """A vote to cast; None selects the default.
-
-    `unseen`: what runs and its voter could not read.  It has no default, so no way to vote can forget it.
-    """
+    """A vote to cast; None selects the default.  `unseen` approves also what the review cannot show."""
 
     gate: GateName
     yes: bool
@@ -42,12 +39,19 @@ class Ballot:
     nodes: tuple[str, ...] = ()
     more: int = 0
     until: float | None = None
-    unseen: tuple[str, ...] = field(kw_only=True)
+    unseen: bool = False
+
+    @property
+    def needs_review(self) -> bool:
+        return self.yes and not self.unseen and self.gate is not GateName.PROCEED
 
 
-def vote(state: State, who: Principal, rollout: Rollout, ballot: Ballot) -> Events:
-    """Return the events of a vote; a no at `start` also cancels the rollout."""
-    cast = _new_vote(state, who, rollout, ballot)
+def vote(state: State, who: Principal, rollout: Rollout, ballot: Ballot, not_shown: Sequence[str]) -> Events:
+    """Return the events of a vote; a no at `start` also cancels the rollout.
+
+    `not_shown`: what runs and the review cannot show.  It has no default, so no way to vote can forget it.
+    """
+    cast = _new_vote(state, who, rollout, ballot, not_shown)
     if cast.yes or cast.gate not in (GateName.PILOT, GateName.START):
         return (VoteCast(rollout.id, cast),)
     if votes.was_opened(rollout, cast.gate):
@@ -63,7 +67,9 @@ def _unused_id(rollout: Rollout) -> str:
     return next(each for each in ids if each not in taken)
 
 
-def _new_vote(state: State, who: Principal, rollout: Rollout, ballot: Ballot) -> Vote:
+def _new_vote(
+    state: State, who: Principal, rollout: Rollout, ballot: Ballot, not_shown: Sequence[str]
+) -> Vote:
     """Return the vote to cast; raises NotAllowed, NotFound or Refused."""
     now = state.now()
     teams = _voting_teams(state, who, rollout, ballot.gate, ballot.team)
@@ -88,11 +94,11 @@ def _new_vote(state: State, who: Principal, rollout: Rollout, ballot: Ballot) ->
     )
     _require_four_eyes(who, rollout, cast)
     _require_new_vote(state, rollout, cast)
-    if ballot.yes and ballot.unseen:
-        more = f" and {len(ballot.unseen) - 1} more" if len(ballot.unseen) > 1 else ""
+    if ballot.needs_review and not_shown:
+        more = f" and {len(not_shown) - 1} more" if len(not_shown) > 1 else ""
         raise Refused(
             "unseen",
-            f"{rollout.id}: the review cannot show all: {ballot.unseen[0]}{more}; vote with --unseen",
+            f"{rollout.id}: the review cannot show all: {not_shown[0]}{more}; vote with --unseen",
         )
     return cast
 
@@ -112,8 +118,8 @@ def approval_effect(
     """Return the effect of the caller's approval without a vote; raises what vote() raises."""
     unresolved = state.index.unresolved_failures(rollout.id) if gate is GateName.PROCEED else ()
     shown = tuple(failure.id for failure in unresolved) if gate is GateName.PROCEED else None
-    ballot = Ballot(gate, yes=True, reason="", wave=wave or None, shown=shown, unseen=())
-    cast, now = _new_vote(state, who, rollout, ballot), state.now()
+    ballot = Ballot(gate, yes=True, reason="", wave=wave or None, shown=shown)
+    cast, now = _new_vote(state, who, rollout, ballot, ()), state.now()
     before = gates.gate_view(state.index, rollout, gate, wave, now)
     after = gates.gate_view(state.index, replace(rollout, votes=(*rollout.votes, cast)), gate, wave, now)
     had = {team: have for team, _, have in before.teams}

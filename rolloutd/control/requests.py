@@ -21,7 +21,6 @@ from pydantic import (
 )
 
 from machines.states import Phase
-from rolloutd.commands.tokens import MAX_TOKEN_CHARS
 from rolloutd.forecast.request import DEFAULT_DRAWS, MAX_DRAWS
 from rolloutd.planfile.model import WindowSpec
 from rolloutd.plugin.field_types import SelectorText
@@ -62,7 +61,7 @@ def _require_printable(text: str) -> str:
     return text
 
 
-def _require_one_line(text: str) -> str:
+def require_one_line(text: str) -> str:
     if "\n" in text or "\t" in text:
         raise ValueError("must be one line without tabs")
     return _require_printable(text)
@@ -76,7 +75,7 @@ Reason = Annotated[
 Name = Annotated[
     str,
     StringConstraints(strip_whitespace=True, min_length=1, max_length=MAX_NAME_CHARS),
-    AfterValidator(_require_one_line),
+    AfterValidator(require_one_line),
 ]
 Gate = Literal["pilot", "start", "continue", "proceed"]
 Names = Annotated[list[Name], Field(max_length=MAX_NODES_NAMED)]
@@ -131,7 +130,7 @@ class PlanText(RequestBody):
     file: Annotated[
         str,
         StringConstraints(min_length=1, max_length=MAX_FILE_NAME_CHARS),
-        AfterValidator(_require_one_line),
+        AfterValidator(require_one_line),
     ]
     text: Annotated[str, StringConstraints(max_length=MAX_PLAN_CHARS)]
 
@@ -188,7 +187,7 @@ class StoreHostKeys(ReasonBody):
             Annotated[
                 str,
                 StringConstraints(min_length=1, max_length=MAX_FILE_NAME_CHARS),
-                AfterValidator(_require_one_line),
+                AfterValidator(require_one_line),
             ]
         ],
         Field(max_length=MAX_HOST_KEYS),
@@ -237,41 +236,8 @@ class SetTeamRules(ReasonBody):
     canaries: Names | None = None
 
 
-class TokenVote(RequestBody):
-    """A service's signed token, which contains the vote."""
-
-    token: Annotated[
-        str, StringConstraints(min_length=1, max_length=MAX_TOKEN_CHARS), AfterValidator(_require_one_line)
-    ]
-
-
 class OptionalReasonBody(RequestBody):
     reason: Reason | None = None
-
-
-class _AtGate(ReasonBody):
-    gate: Gate
-    team: Name | None = None
-    wave: Name | None = None
-
-
-class WithdrawVote(_AtGate):
-    """The gate at which the caller's votes are withdrawn."""
-
-
-class CastVote(_AtGate):
-    """A yes or no at a gate; `shown` are the failures that a proceed vote covers.
-
-    `unseen` approves also what the review does not show.
-    """
-
-    yes: bool
-    unseen: bool = False
-    digest: Name | None = None
-    shown: Names | None = None
-    nodes: Names = Field(default_factory=list)
-    more: Annotated[int, Field(ge=0, le=MAX_NODES_NAMED)] = 0
-    until: Instant | None = None
 
 
 class SkipNode(ReasonBody):

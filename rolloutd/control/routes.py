@@ -16,7 +16,7 @@ from machines.model.rollout import Actor
 from rolloutd.control import rights
 from rolloutd.control.identity import Identity
 from rolloutd.control.kept_answers import KeptAnswers
-from rolloutd.control.requests import NoParams, QueryParams, RequestBody
+from rolloutd.control.requests import NoParams, QueryParams, ReasonBody, RequestBody
 from rolloutd.control.responses import Encoded, SharedAnswers, encode_in_slices
 from rolloutd.control.status_feed import StatusFeed
 from rolloutd.engine.background.drift_checks import DriftChecker
@@ -81,6 +81,11 @@ class Request(Generic[Input]):
     path_params: Mapping[str, str]
     input: Input
     upload: bytes = b""
+
+    @property
+    def cause(self: Request[ReasonBody]) -> str:
+        """The cause of the command's audit entries."""
+        return f"{self.operation}: {self.input.reason}"
 
 
 ANONYMOUS = Identity(uid=-1, user="")

@@ -18,8 +18,7 @@ from aiohttp import web
 from pydantic import BaseModel, Field, ValidationError
 
 from machines.model.reasons import ReasonCode
-from rolloutd.commands.execution import UserCommand, execute
-from rolloutd.commands.rollout_commands import Events
+from rolloutd.commands.execution import Events, UserCommand, execute
 from rolloutd.commands.self_reboots import (
     Machine,
     RebootRefused,

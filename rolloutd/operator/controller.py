@@ -23,7 +23,7 @@ from rolloutd.adapters.kubernetes.list_watch import WatchHandler, run_list_watch
 from rolloutd.adapters.kubernetes.object_events import ObjectEvent, write_event
 from rolloutd.commands import rollout_commands, submit
 from rolloutd.commands.execution import UserCommand, execute
-from rolloutd.commands.resolve import MAX_CLOSED, resolve_rollout
+from rolloutd.commands.resolve import MAX_CLOSED, ResolvedRollout, resolve_rollout
 from rolloutd.concurrency import threads
 from rolloutd.control.kept_answers import KeptAnswers
 from rolloutd.control.nodes import node_serializers
@@ -304,7 +304,8 @@ class Controller:
 
     async def _cancel(self, rollout: Rollout) -> None:
         cancel = partial(rollout_commands.cancel_own, reason=REMOVED)
-        command = UserCommand(f"cancel: {REMOVED}", cancel, rollout.id)
+        resolved = ResolvedRollout(self.state.index, rollout, live=True)
+        command = UserCommand(f"cancel: {REMOVED}", cancel, resolved)
         who = ClusterPrincipal(rollout.submitted_by.name, rollout.submitted_by, frozenset())
         if not (await execute(self.state, who, command)).events:
             return

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import Final
 
 from pydantic import ValidationError
@@ -23,10 +24,9 @@ from rolloutd.adapters.kubernetes.list_watch import WatchHandler, run_list_watch
 from rolloutd.commands import voting
 from rolloutd.commands.execution import UserCommand, execute
 from rolloutd.commands.resolve import resolve_for_reading
-from rolloutd.commands.rollout_commands import Events, Principal
-from rolloutd.control.requests import CastVote
+from rolloutd.control.plans.review import not_shown_to_voter
 from rolloutd.control.responses import describe_validation_error
-from rolloutd.control.votes.ballots import make_ballot
+from rolloutd.control.votes.vote_requests import CastVote
 from rolloutd.engine.state import State
 from rolloutd.errors import NotAllowed, NotFound, Refused, RolloutdError, StoreFailed
 from rolloutd.operator.objects import APPLY_PATCH, GROUP_VERSION, RESOURCE
@@ -228,14 +228,11 @@ class VoteCounter:
         resolved = await resolve_for_reading(self.state, self._rollout_of(vote))
         if body.yes:
             voting.require_named_gate(resolved.rollout, GateName(body.gate), body.wave)
-        ballot = await make_ballot(self.state, self.sources, resolved, body)
-
-        def decide(state: State, who: Principal) -> Events:
-            # Again under the lock: the object may have another rollout by now.
-            return voting.vote(state, who, state.index.rollout(self._rollout_of(vote)), ballot)
-
+        ballot = body.ballot(resolved.rollout)
+        not_shown = await not_shown_to_voter(self.state, self.sources, resolved, ballot)
+        decide = partial(voting.vote, ballot=ballot, not_shown=not_shown)
         cause = f"vote {vote.namespace}/{vote.name}: {body.reason}"
-        await execute(self.state, who, UserCommand(cause, decide, token=vote.token, outside=voter))
+        await execute(self.state, who, UserCommand(cause, decide, resolved, token=vote.token, outside=voter))
 
     def _rollout_of(self, vote: VoteObject) -> str:
         """Return the open rollout of the object that the vote names; raises NotFound."""

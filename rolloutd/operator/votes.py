@@ -12,6 +12,7 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 
 from aiohttp import web
 from pydantic import ValidationError
@@ -21,15 +22,14 @@ from rolloutd.adapters.kubernetes.cluster import DEFAULT_DOMAIN, Cluster, api_pa
 from rolloutd.commands import voting
 from rolloutd.commands.execution import UserCommand, execute
 from rolloutd.commands.resolve import ResolvedRollout, resolve_for_reading
-from rolloutd.commands.rollout_commands import Events, Principal
 from rolloutd.control import responses
 from rolloutd.control.kept_answers import KeptAnswers
 from rolloutd.control.nodes import node_serializers
-from rolloutd.control.requests import CastVote
+from rolloutd.control.plans.review import not_shown_to_voter
 from rolloutd.control.rollouts import serializers
 from rolloutd.control.rollouts.coverage import coverage_of
 from rolloutd.control.tcp_listener import TlsFiles, serve_tcp
-from rolloutd.control.votes.ballots import make_ballot
+from rolloutd.control.votes.vote_requests import CastVote
 from rolloutd.engine.state import State
 from rolloutd.errors import NotAllowed, NotFound, RolloutdError
 from rolloutd.operator.objects import RESOURCE
@@ -153,13 +153,10 @@ class VoteServer:
         if body.digest is None:
             raise responses.BadRequest("the body: digest is missing; send that of the rollout that you read")
         resolved = await self._resolve(request)
-        ballot = await make_ballot(self._state, self._sources, resolved, body)
-
-        async def decide(state: State, who: Principal) -> Events:
-            # Again under the lock: the object may have another rollout by now.
-            return voting.vote(state, who, (await self._resolve(request)).rollout, ballot)
-
-        command = UserCommand(f"vote through Kubernetes: {body.reason}", decide, outside=user.name)
+        ballot = body.ballot(resolved.rollout)
+        not_shown = await not_shown_to_voter(self._state, self._sources, resolved, ballot)
+        decide = partial(voting.vote, ballot=ballot, not_shown=not_shown)
+        command = UserCommand(f"vote through Kubernetes: {body.reason}", decide, resolved, outside=user.name)
         await execute(self._state, who, command)
         return {"rollout": resolved.rollout.id, "gate": body.gate, "voter": who.user}
 

@@ -192,7 +192,7 @@ import sys
 from dataclasses import dataclass
 
 from machines.model.rollout import Actor, ActorKind
-from rolloutd.commands.execution import UserCommand, execute
+from rolloutd.commands.execution import UserCommand, execute, resolve_live
 from rolloutd.commands.rollout_commands import pause
 from rolloutd.engine.state import State
 
@@ -217,7 +217,8 @@ async def serve(state: State) -> None:
 
 async def read(state: State, line: str) -> None:
     user, team, _, rollout = line.split()
-    command = UserCommand("pause: by mail", lambda *of: pause(*of, "by mail"), rollout)
+    resolved = await resolve_live(state, rollout)
+    command = UserCommand("pause: by mail", lambda *of: pause(*of, "by mail"), resolved)
     await execute(state, Sender(user, frozenset({team})), command)
 ''',
     },

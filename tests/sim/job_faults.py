@@ -10,7 +10,7 @@ from rolloutd.commands import rollout_commands
 from tests.sim.people import OLGA
 
 if TYPE_CHECKING:
-    from rolloutd.commands.rollout_commands import Events
+    from rolloutd.commands.execution import Events
     from rolloutd.engine.daemon import Daemon
     from rolloutd.engine.state import State
     from tests.sim.people import SimUsers

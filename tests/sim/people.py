@@ -18,7 +18,7 @@ from machines.model.events import VoteCast
 from machines.model.plan import GateName
 from machines.model.rollout import Actor, ActorKind, Rollout
 from rolloutd.commands import rollout_commands, submit, trains, voting
-from rolloutd.commands.rollout_commands import Events
+from rolloutd.commands.execution import Events
 from rolloutd.commands.voting import Ballot
 from rolloutd.engine.state import InvariantViolation, State
 from rolloutd.errors import NotFound, RolloutdError, StoreFailed
@@ -120,7 +120,7 @@ class SimUsers:
             who,
             cause,
             lambda now: voting.vote(
-                now, who, now.index.rollout(rollout), with_failures(now, rollout, ballot)
+                now, who, now.index.rollout(rollout), with_failures(now, rollout, ballot), ()
             ),
         )
 

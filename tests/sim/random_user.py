@@ -16,7 +16,7 @@ from machines.model.rollout import NodeOrder, Rollout, Target, Vote
 from machines.model.windows import Window
 from machines.states import IN_FLIGHT_PHASES, Outcome, Phase
 from rolloutd.commands import holds_and_freezes, rollbacks, rollout_commands, team_rules, voting
-from rolloutd.commands.rollout_commands import Events
+from rolloutd.commands.execution import Events
 from rolloutd.commands.voting import Ballot
 from rolloutd.engine.state import State
 from tests.sim.people import ALL_USERS, ANSWER_TIMEOUT_S, OLGA, SAM, SimUser, SimUsers
@@ -73,7 +73,7 @@ class RandomUser:
     async def _vote(self, people: random.Random, state: State) -> None:
         rollout, who = self._users.random_rollout(people, state), people.choice(ALL_USERS)
         ballot = Ballot(
-            people.choice(gates_of(state.index.rollout(rollout))), people.random() < 0.93, "tests", unseen=()
+            people.choice(gates_of(state.index.rollout(rollout))), people.random() < 0.93, "tests"
         )
         if people.random() < 0.1:
             ballot = replace(ballot, digest="of another plan")
@@ -100,9 +100,7 @@ class RandomUser:
         (gate, wave), who = people.choice(waiting), people.choice((SAM, OLGA))
         cast = ballots.valid_votes(rollout, gate, wave)
         if not any(vote.actor.uid == who.uid for vote in cast):
-            await self._users.vote(
-                who, rollout.id, Ballot(gate, False, "tests", wave=wave or None, unseen=())
-            )
+            await self._users.vote(who, rollout.id, Ballot(gate, False, "tests", wave=wave or None))
             await asyncio.sleep(people.expovariate(1.0 / WITHDRAW_DELAY_S))
         await self._withdraw_vote(who, rollout.id, gate, wave or None)
 

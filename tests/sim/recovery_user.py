@@ -10,7 +10,7 @@ from machines.rules import gates
 from machines.rules.rollbacks import rollbacks_reason
 from machines.states import IN_FLIGHT_PHASES, Phase
 from rolloutd.commands import holds_and_freezes, rollout_commands, voting
-from rolloutd.commands.rollout_commands import Events
+from rolloutd.commands.execution import Events
 from rolloutd.commands.voting import Ballot
 from rolloutd.engine.state import State
 from tests.sim.people import ALL_USERS, OLGA, SimUser, SimUsers
@@ -133,7 +133,7 @@ class RecoveryUser:
                         now, who, now.index.rollout(name), gate, "tidy", team=None, wave=wave_or_none
                     ),
                 )
-            await self._users.vote(who, name, Ballot(gate, True, "tidy", wave=wave_or_none, unseen=()))
+            await self._users.vote(who, name, Ballot(gate, True, "tidy", wave=wave_or_none))
 
     async def _retry_or_skip(self, target: Target) -> None:
         """Try two attempts of a failed node again, and after that leave it out."""

@@ -53,11 +53,9 @@ def _refusals(state: State, remedy: Remedy) -> Iterator[str | None]:
 
 
 def _approve(state: State, who: SimUser, args: Args) -> object:
-    ballot = Ballot(
-        GateName(args["gate"]), True, "tests", team=args.get("team"), wave=args.get("wave"), unseen=()
-    )
+    ballot = Ballot(GateName(args["gate"]), True, "tests", team=args.get("team"), wave=args.get("wave"))
     ballot = with_failures(state, args["rollout"], ballot)
-    return voting.vote(state, who, state.index.rollout(args["rollout"]), ballot)
+    return voting.vote(state, who, state.index.rollout(args["rollout"]), ballot, ())
 
 
 def _withdraw(state: State, who: SimUser, args: Args) -> object:

@@ -79,7 +79,7 @@ async def settle(services: Services, request: Request[requests.SettleBody]) -> w
     decide = partial(
         audit_settlement.settle, report=report, subjects=body.subjects, keep=body.keep, reason=body.reason
     )
-    await execute(state, who, UserCommand(f"{request.operation}: {body.reason}", decide))
+    await execute(state, who, UserCommand(request.cause, decide))
     return audit_serializers.audit_report(await services.verify_audit(), await _exported(services))
 
 

@@ -6,8 +6,7 @@ import os
 import platform
 
 from machines.model.trust_events import LeaderSteppedDown
-from rolloutd.commands.execution import UserCommand, execute
-from rolloutd.commands.rollout_commands import Events, Principal
+from rolloutd.commands.execution import Events, Principal, UserCommand, execute
 from rolloutd.control import requests, rights
 from rolloutd.control.daemons import runner_serializers, wire_daemons
 from rolloutd.control.formats import format_timestamp

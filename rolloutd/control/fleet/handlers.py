@@ -10,8 +10,8 @@ from typing import Any
 from machines.model.limits import TeamRules
 from machines.model.trust_events import HostKeysStored, ShellOpened
 from rolloutd.commands import holds_and_freezes, rollout_commands, self_reboots, team_rules
-from rolloutd.commands.execution import UserCommand, execute
-from rolloutd.commands.rollout_commands import PERSON_SOURCE, Events, Principal, unknown_node
+from rolloutd.commands.execution import Events, Principal, UserCommand, execute
+from rolloutd.commands.rollout_commands import PERSON_SOURCE, unknown_node
 from rolloutd.control import requests, rights
 from rolloutd.control.fleet import fleet_serializers, wire_fleet
 from rolloutd.control.requests import PageQuery

@@ -8,16 +8,14 @@ from functools import partial
 from machines.model.rollout import Rollout, Target
 from machines.model.step_record import StepRecord
 from rolloutd.commands import rollbacks, rollout_commands
-from rolloutd.commands.execution import Decide, UserCommand, execute
+from rolloutd.commands.execution import Decide, Events, Principal, UserCommand, execute, resolve_live
 from rolloutd.commands.resolve import ResolvedRollout, resolve_for_reading
-from rolloutd.commands.rollout_commands import Events, Principal
 from rolloutd.control import requests, rights
 from rolloutd.control.formats import fill
 from rolloutd.control.nodes import node_serializers, wire_nodes
 from rolloutd.control.nodes.logs import may_see_output
 from rolloutd.control.requests import MAX_NODES_NAMED, NodesQuery
 from rolloutd.control.responses import Encoded, encode_rows
-from rolloutd.control.rollouts.handlers import execute_on_path
 from rolloutd.control.routes import Request, RouteTable, Services
 from rolloutd.engine.state import State
 from rolloutd.engine.tasks import FEW_ROWS
@@ -132,6 +130,9 @@ async def return_node(services: Services, request: Request[requests.OptionalReas
 async def _command_node(
     services: Services, request: Request[requests.ReasonBody], decide: Decide
 ) -> wire_nodes.Node:
-    done = await execute_on_path(services, request, partial(decide, reason=request.input.reason))
-    target = done.rollout.target(request.path_params["n"])
+    path, decide = request.path_params, partial(decide, reason=request.input.reason)
+    resolved = await resolve_live(services.state, path["r"])
+    command = UserCommand(request.cause, decide, resolved, path["n"])
+    done = await execute(services.state, request.identity, command)
+    target = done.rollout.target(path["n"])
     return node_serializers.node(services.state, done.rollout, target)

@@ -20,7 +20,7 @@ from machines.model.rollout import Actor, Rollout, Target
 from machines.rules import pools, start_blockers
 from machines.scheduler.train_savings import shareable_nodes
 from rolloutd.commands import trains
-from rolloutd.commands.rollout_commands import Principal
+from rolloutd.commands.execution import Principal
 from rolloutd.commands.submit import ResolvedPlan
 from rolloutd.control.daemons.runner_serializers import chosen_runner
 from rolloutd.control.formats import fill

@@ -83,8 +83,12 @@ async def review(
     }
 
 
-async def unseen_by_voters(state: State, sources: SourceStore, resolved: ResolvedRollout) -> tuple[str, ...]:
-    """Return what runs, is new, and is not shown in the review of a member of a team."""
+async def not_shown_to_voter(
+    state: State, sources: SourceStore, resolved: ResolvedRollout, ballot: voting.Ballot
+) -> tuple[str, ...]:
+    """Return what runs, is new, and is not shown in the review; nothing if the vote needs no review."""
+    if not ballot.needs_review:
+        return ()
     rollout = resolved.rollout
     content, source = await state.store.load_plan(rollout.id)
     before = await state.store.find_previous_approved(rollout.id, rollout.plan.owner)

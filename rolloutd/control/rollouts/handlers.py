@@ -5,17 +5,16 @@ from __future__ import annotations
 from functools import partial
 
 from machines.model.events import NodeOrdered, PhaseMoved
+from machines.model.rollout import Rollout
 from rolloutd.commands import rollbacks, rollout_commands
-from rolloutd.commands.execution import Decide, Executed, UserCommand, current, execute
+from rolloutd.commands.execution import Decide, Events, Principal, UserCommand, current, execute, resolve_live
 from rolloutd.commands.resolve import (
     MAX_CLOSED,
     ResolvedRollout,
-    ensure_loaded,
     resolve_for_deletion,
     resolve_for_reading,
     resolve_rollout,
 )
-from rolloutd.commands.rollout_commands import Events, Principal
 from rolloutd.control import requests, rights
 from rolloutd.control.daemons.handlers import daemons_of
 from rolloutd.control.requests import StatusQuery
@@ -139,9 +138,7 @@ async def roll_back(services: Services, request: Request[requests.RollBack]) -> 
     resolved = await resolve_rollout(services.state, request.path_params["r"])
     nodes = [resolved.target(node).node for node in dict.fromkeys(body.nodes)]
 
-    async def decide(state: State, who: Principal) -> Events:
-        await ensure_loaded(state, resolved.rollout.id)
-        rollout = current(state, resolved).rollout
+    async def decide(state: State, who: Principal, rollout: Rollout) -> Events:
         later = await state.store.find_later_changes(rollout.id)
         if body.withdraw:
             return rollbacks.withdraw(state, who, rollout, body.nodes, body.wave, body.reason)
@@ -150,7 +147,7 @@ async def roll_back(services: Services, request: Request[requests.RollBack]) -> 
             return rollbacks.roll_back_nodes(state, who, rollout, targets, body.reason, later)
         return rollbacks.roll_back_wave(state, who, rollout, body.wave, body.reason, later)
 
-    command = UserCommand(f"{request.operation}: {body.reason}", decide)
+    command = UserCommand(request.cause, decide, resolved)
     events = (await execute(services.state, request.identity, command)).events
     moved = (each for each in events if isinstance(each, NodeOrdered | PhaseMoved))
     return {"rollout": resolved.rollout.id, "nodes": [each.node for each in moved]}
@@ -159,16 +156,8 @@ async def roll_back(services: Services, request: Request[requests.RollBack]) -> 
 async def _command_rollout(
     services: Services, request: Request[requests.ReasonBody], decide: Decide
 ) -> wire.Rollout:
-    done = await execute_on_path(services, request, partial(decide, reason=request.input.reason))
+    resolved = await resolve_live(services.state, request.path_params["r"])
+    command = UserCommand(request.cause, partial(decide, reason=request.input.reason), resolved)
+    done = await execute(services.state, request.identity, command)
     covered = await coverage_of(services.state, services.kept, done.rollout.index, done.rollout.rollout)
     return serializers.rollout(services.state, services.kept, current(services.state, done.rollout), covered)
-
-
-async def execute_on_path(
-    services: Services, request: Request[requests.ReasonBody], decide: Decide
-) -> Executed:
-    """Execute a command on the rollout of the path, or on its node."""
-    path, cause = request.path_params, f"{request.operation}: {request.input.reason}"
-    return await execute(
-        services.state, request.identity, UserCommand(cause, decide, path["r"], path.get("n", ""))
-    )

@@ -7,8 +7,7 @@ from functools import partial
 from machines.model.train import Train
 from machines.scheduler.train_savings import outages_ahead, train_savings
 from rolloutd.commands import trains
-from rolloutd.commands.execution import UserCommand, current, execute, resolve_live
-from rolloutd.commands.rollout_commands import Events, Principal
+from rolloutd.commands.execution import Events, Principal, UserCommand, current, execute, resolve_live
 from rolloutd.control import requests, rights
 from rolloutd.control.formats import format_timestamp
 from rolloutd.control.routes import Request, RouteTable, Services

@@ -8,44 +8,37 @@ from machines.model.plan import GateName
 from rolloutd.commands import service_votes, voting
 from rolloutd.commands.execution import Decide, UserCommand, current, execute, resolve_live
 from rolloutd.commands.resolve import ResolvedRollout
-from rolloutd.control import requests, rights
-from rolloutd.control.plans.review import unseen_by_voters
+from rolloutd.control import rights
+from rolloutd.control.plans.review import not_shown_to_voter
 from rolloutd.control.rollouts import gate_serializers, wire
-from rolloutd.control.rollouts.handlers import execute_on_path
 from rolloutd.control.routes import Request, RouteTable, Services
-from rolloutd.control.votes.ballots import make_ballot
+from rolloutd.control.votes.vote_requests import CastVote, TokenVote, WithdrawVote
 from rolloutd.errors import NotAllowed, Refused, TokenAlreadyUsed
 
 routes = RouteTable()
 
 
 @routes.add("POST", "/v1/rollouts/{r}/votes", access=rights.VOTER, operation="vote")
-async def vote(services: Services, request: Request[requests.CastVote]) -> wire.Gate:
+async def vote(services: Services, request: Request[CastVote]) -> wire.Gate:
     """Vote yes or no at a gate."""
-    resolved = await resolve_live(services.state, request.path_params["r"])
-    ballot = await make_ballot(services.state, services.sources, resolved, request.input)
-    return await _change_votes(services, request, partial(voting.vote, ballot=ballot))
+    state = services.state
+    resolved = await resolve_live(state, request.path_params["r"])
+    ballot = request.input.ballot(resolved.rollout)
+    not_shown = await not_shown_to_voter(state, services.sources, resolved, ballot)
+    decide = partial(voting.vote, ballot=ballot, not_shown=not_shown)
+    await execute(state, request.identity, UserCommand(request.cause, decide, resolved))
+    return gate_response(services, resolved, ballot.gate, ballot.wave or "")
 
 
 @routes.add("POST", "/v1/rollouts/{r}/withdraw", access=rights.OWN_VOTE, operation="withdraw")
-async def withdraw(services: Services, request: Request[requests.WithdrawVote]) -> wire.Gate:
+async def withdraw(services: Services, request: Request[WithdrawVote]) -> wire.Gate:
     """Withdraw one's own votes at a gate."""
-    body = request.input
-    command = partial(
-        voting.withdraw, gate=GateName(body.gate), reason=body.reason, team=body.team, wave=body.wave
-    )
-    return await _change_votes(services, request, command)
-
-
-async def _change_votes(
-    services: Services, request: Request[requests.CastVote] | Request[requests.WithdrawVote], decide: Decide
-) -> wire.Gate:
-    name = GateName(request.input.gate)
+    body, gate = request.input, GateName(request.input.gate)
     resolved = await resolve_live(services.state, request.path_params["r"])
-    # Resolved before the vote, which may open the gate: without a name the next gate would answer.
-    wave = voting.resolve_wave(resolved.rollout, name, request.input.wave)
-    await execute_on_path(services, request, decide)
-    return gate_response(services, resolved, name, wave)
+    wave = voting.resolve_wave(resolved.rollout, gate, body.wave)
+    decide = partial(voting.withdraw, gate=gate, reason=body.reason, team=body.team, wave=wave or None)
+    await execute(services.state, request.identity, UserCommand(request.cause, decide, resolved))
+    return gate_response(services, resolved, gate, wave)
 
 
 def gate_response(services: Services, resolved: ResolvedRollout, name: GateName, wave: str) -> wire.Gate:
@@ -57,7 +50,7 @@ def gate_response(services: Services, resolved: ResolvedRollout, name: GateName,
 
 
 @routes.add("POST", "/v1/rollouts/{r}/votes/token", access=rights.TOKEN_BEARER)
-async def vote_by_token(services: Services, request: Request[requests.TokenVote]) -> wire.Gate:
+async def vote_by_token(services: Services, request: Request[TokenVote]) -> wire.Gate:
     """Cast the vote in a service's signed token."""
     state = services.state
     accounts = state.settings.service_accounts
@@ -69,11 +62,18 @@ async def vote_by_token(services: Services, request: Request[requests.TokenVote]
     )
     gate = GateName(claims.gate)
     wave = voting.resolve_wave(resolved.rollout, gate, claims.wave)
-    unseen = await unseen_by_voters(state, services.sources, resolved)
+    if claims.answer == "withdraw":
+        decide: Decide = partial(
+            voting.withdraw, gate=gate, reason=claims.reason, team=claims.team, wave=wave or None
+        )
+    else:
+        ballot = service_votes.ballot(claims, wave)
+        not_shown = await not_shown_to_voter(state, services.sources, resolved, ballot)
+        decide = partial(voting.vote, ballot=ballot, not_shown=not_shown)
     command = UserCommand(
         f"{claims.answer} by token: {claims.reason}",
-        partial(service_votes.vote_events, claims=claims, unseen=unseen),
-        resolved.rollout.id,
+        decide,
+        resolved,
         token=claims.id,
         outside=claims.outside,
     )

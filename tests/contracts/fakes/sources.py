@@ -23,7 +23,10 @@ async def find_source(rollout: str) -> PinnedSource:
 
 
 class FakeSourceStore:
-    """ports.Sources; `commit` is what somebody pushes to a repository."""
+    """ports.Sources; `commit` is what somebody pushes to a repository.
+
+    While `find_may_return` is clear, a tree that was asked for is not found yet.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -31,6 +34,9 @@ class FakeSourceStore:
         self._commits: dict[str, Mapping[str, str]] = {}
         self.answers: dict[str, asyncio.Event] = {}
         """When the servers of these repositories answer; others do at once."""
+        self.find_was_called = asyncio.Event()
+        self.find_may_return = asyncio.Event()
+        self.find_may_return.set()
 
     def commit(
         self, url: str, files: Mapping[str, str], branches: Iterable[str], tags: Iterable[str] = ()
@@ -83,6 +89,8 @@ class FakeSourceStore:
         return self._directory_of(pinned)
 
     async def find_tree(self, pinned: PinnedSource) -> Path:
+        self.find_was_called.set()
+        await self.find_may_return.wait()
         return self.tree_path(pinned)
 
     def _directory_of(self, pinned: PinnedSource) -> Path:

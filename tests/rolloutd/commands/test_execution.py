@@ -15,7 +15,7 @@ from machines.model.rollout import Actor, ActorKind
 from machines.states import Outcome, Trigger
 from machines.workflow.phase_transitions import transition
 from rolloutd.commands import holds_and_freezes, rollout_commands, voting
-from rolloutd.commands.execution import UserCommand, execute
+from rolloutd.commands.execution import UserCommand, execute, resolve_live
 from rolloutd.errors import NotAllowed, Refused
 from tests.rolloutd.commands.test_commands import assert_refused, steer
 from tests.rolloutd.control_environment import control_environment
@@ -44,7 +44,8 @@ OWNER = Caller("olga", frozenset({"infra"}))
 async def test_command_of_another_front_end_is_audited(tmp_path: Path) -> None:
     async with control_environment(tmp_path) as inside:
         rollout = await inside.submit()
-        pause = UserCommand("pause: checked", lambda *of: rollout_commands.pause(*of, "checked"), rollout[:8])
+        resolved = await resolve_live(inside.state, rollout[:8])
+        pause = UserCommand("pause: checked", lambda *of: rollout_commands.pause(*of, "checked"), resolved)
         done = await execute(inside.state, OWNER, pause)
         assert done.rollout.rollout.paused is not None
         (*_, entry) = await inside.state.store.read_audit(limit=50)
@@ -56,9 +57,10 @@ async def test_command_of_another_front_end_is_audited(tmp_path: Path) -> None:
 async def test_vote_proven_outside_carries_its_token(tmp_path: Path) -> None:
     async with control_environment(tmp_path) as inside:
         rollout = await inside.submit()
-        ballot = voting.Ballot(GateName.START, yes=True, reason="read", unseen=())
+        ballot = voting.Ballot(GateName.START, yes=True, reason="read")
+        resolved = await resolve_live(inside.state, rollout)
         vote = UserCommand(
-            "vote", lambda *of: voting.vote(*of, ballot), rollout, token="t1", outside="Olga@x"
+            "vote", lambda *of: voting.vote(*of, ballot, ()), resolved, token="t1", outside="Olga@x"
         )
         (cast,) = (await execute(inside.state, OWNER, vote)).events
         assert isinstance(cast, VoteCast)

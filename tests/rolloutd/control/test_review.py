@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -277,6 +278,26 @@ async def test_file_of_team_check_is_new_in_each_rollout(tmp_path: Path) -> None
 
 
 SECRETS = {"group_vars/all.yml": "$ANSIBLE_VAULT;1.1;AES256\n6162\n"}
+
+
+async def test_vote_stays_with_the_rollout_whose_review_was_read(tmp_path: Path) -> None:
+    """Its name, the plan's, means another rollout before the review has been read."""
+    async with control_environment(tmp_path) as inside:
+        first = await inside.submit()
+        inside.sources.find_was_called.clear()
+        inside.sources.find_may_return.clear()
+        voting = asyncio.create_task(inside.vote("olga", "sysctl", "start"))
+        await inside.sources.find_was_called.wait()
+        await inside.request("olga", "post", f"/v1/rollouts/{first}/cancel", {"reason": "again"})
+        inside.sources.commit(URL, FILES | SECRETS, ["main"])
+        inside.clock.advance(5)
+        second = await inside.submit()
+        inside.sources.find_may_return.set()
+        with pytest.raises(ApiError) as refused:
+            await voting
+        assert refused.value.code == "closed"
+        assert first in str(refused.value)
+        assert inside.state.index.rollout(second).votes == ()
 
 
 async def test_rollout_that_nobody_approved_is_not_the_previous_one(tmp_path: Path) -> None:
