@@ -10,7 +10,9 @@ from machines.scheduler.decide import decide
 from rolloutd.engine.background.drift_checks import DriftChecker
 from rolloutd.engine.background.jobs import CommandJobs, job_kinds
 from rolloutd.engine.check_mode import CheckMode
-from rolloutd.engine.drivers.node_session import AdapterSet
+from rolloutd.engine.drivers.check_execution import CheckExecution
+from rolloutd.engine.drivers.node_session import AdapterSet, NodeSession
+from rolloutd.engine.drivers.step_journal import StepJournal
 from rolloutd.engine.state import State
 
 
@@ -19,6 +21,10 @@ def command_jobs(state: State, adapters: AdapterSet) -> CommandJobs:
     check_mode = CheckMode(state, adapters.runners)
     drift = DriftChecker(state, adapters.source, check_mode)
     return CommandJobs(state, job_kinds(state, adapters, check_mode, drift))
+
+
+def checks_of(session: NodeSession) -> CheckExecution:
+    return CheckExecution(session, StepJournal(session))
 
 
 def start_decided(state: State, jobs: CommandJobs, tasks: asyncio.TaskGroup, *kinds: type) -> None:

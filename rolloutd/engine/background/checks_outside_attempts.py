@@ -19,15 +19,15 @@ from machines.scheduler.checks import can_fail_soak, is_at_work
 from machines.scheduler.membership import target_changes
 from machines.states import Outcome, Phase, Trigger
 from machines.workflow.phase_transitions import transition
-from machines.workflow.steps import StepPrefix, baseline_record, is_excused, step_id
+from machines.workflow.steps import StepPrefix, is_excused, step_id
 from rolloutd.engine.check_mode import CheckMode
-from rolloutd.engine.drivers.node_session import AdapterSet, NodeSession, answer_in_time, end_runs_on_node
+from rolloutd.engine.drivers.check_execution import RETRY_MAX_S, CheckExecution
+from rolloutd.engine.drivers.node_session import AdapterSet, NodeSession, end_runs_on_node
 from rolloutd.engine.drivers.step_journal import StepJournal
 from rolloutd.engine.outcomes import redact_for_team, verdict_events
 from rolloutd.engine.state import State
-from rolloutd.errors import RolloutdError, StoreFailed
-from rolloutd.ports import Failed, Ok, StepContext, Unknown
-from rolloutd.ports.guards import adapter_errors, validate_result
+from rolloutd.errors import RolloutdError
+from rolloutd.ports import Failed, Ok, StepResult, Unknown
 
 RUN_INTERVAL_S = 300.0
 """Interval between runs of a check that is a run: each costs processes here and a login on the node."""
@@ -38,31 +38,23 @@ MIN_FAILED_CHECKS = 2
 MAX_RECHECK_S = 60.0
 """A check with a `within` must fail for that long, at most this: a short overload is not a failure."""
 
-RECHECK_S = 5.0
-"""Pause between two tries of such a check: more requests do not help an overloaded node."""
-
 MAX_NAMED_TASKS = 3
 """Tasks that the record of a needed change names; the rest is a number."""
 
 
-async def check_outside_attempt(session: NodeSession, spec: StepDef) -> Ok | Failed | Unknown:
+async def check_outside_attempt(checks: CheckExecution, spec: StepDef) -> StepResult:
     """Check a node once; raises StoreFailed."""
+    return await checks.session.capture_errors(_check_once(checks, spec))
+
+
+async def _check_once(checks: CheckExecution, spec: StepDef) -> StepResult:
+    """Check; a run that an earlier daemon started is found again, and a fresh pass of a run stays valid."""
+    await checks.journal.load()
     step = step_id(StepPrefix.SOAK, spec.name)
-    try:
-        if Capability.STARTS_RUN in spec.capabilities:
-            return await _run_recorded(session, spec, step)
-        return session.without_hidden(await _check(session, spec, await _context(session, spec, step, 1)))
-    except StoreFailed:
-        raise  # an error of the daemon's disk is not a result of the node
-    except (RolloutdError, TimeoutError) as error:
-        return session.without_hidden(Unknown(str(error) or "no answer in time"))
-
-
-async def _run_recorded(session: NodeSession, spec: StepDef, step: str) -> Ok | Failed | Unknown:
-    """Run a check that is a run, or find the run that an earlier daemon started; a fresh pass stays valid."""
-    journal, target = StepJournal(session), session.target
-    await journal.load()
-    mine = [r for r in journal.records if r.step == step and r.attempt == target.attempt]
+    if Capability.STARTS_RUN not in spec.capabilities:
+        return await checks.carry_out(RunCheck(spec, step, 1), is_recorded=False)
+    session, journal = checks.session, checks.journal
+    mine = [r for r in journal.records if r.step == step and r.attempt == session.target.attempt]
     latest = mine[-1] if mine else None
     age_s = 0.0 if latest is None else session.state.now() - latest.at
     if latest is not None and latest.state is StepState.OK and 0.0 <= age_s < RUN_INTERVAL_S:
@@ -72,41 +64,21 @@ async def _run_recorded(session: NodeSession, spec: StepDef, step: str) -> Ok | 
         cleaned_up = await _clean_up_stale_runs(session, journal)
         if not isinstance(cleaned_up, Ok):
             return Unknown(f"an earlier run may be active: {cleaned_up.text}")
-    number = 1 if latest is None else latest.number + (not is_started)
-    recorded = latest.handle if latest is not None and is_started else ""
-    ctx = await _context(session, spec, step, number)
-    ctx = session.with_run_id(ctx, recorded, ctx.idempotency_key)
-    record = journal.begin(RunCheck(spec, step, number), handle=ctx.run_id)
-    await journal.write(record)
-    result = session.without_hidden(await _check(session, spec, ctx))
-    await journal.finish(record, result)
-    return result
+    return await checks.carry_out(
+        RunCheck(spec, step, 1 if latest is None else latest.number + (not is_started))
+    )
 
 
-async def _clean_up_stale_runs(session: NodeSession, journal: StepJournal) -> Ok | Failed | Unknown:
+async def _clean_up_stale_runs(session: NodeSession, journal: StepJournal) -> StepResult:
     if is_at_work(session.state.index, session.node):
         return Unknown(f"{session.node} is at work in another rollout")
     earlier = [r.number for r in journal.records if r.action is StepAction.CLEAN_UP]
     record = journal.begin(CleanUpStaleRuns(1 + max(earlier, default=0)))
     await journal.write(record)
-    with adapter_errors("runner"):
-        result = await end_runs_on_node(session.state, session.adapters, session.node, STALE_RUN_TIMEOUT_S)
+    ending = end_runs_on_node(session.state, session.adapters, session.node, STALE_RUN_TIMEOUT_S)
+    result = await session.capture_errors(ending)
     await journal.finish(record, result)
     return result
-
-
-async def _context(session: NodeSession, spec: StepDef, step: str, number: int) -> StepContext:
-    before = None
-    if spec.baseline:
-        before = baseline_record(spec, await session.state.store.load_steps(session.rollout, session.node))
-    baseline = None if before is None else before.prior
-    return await session.step_context(spec, step=step, number=number, baseline=baseline)
-
-
-async def _check(session: NodeSession, spec: StepDef, ctx: StepContext) -> Ok | Failed | Unknown:
-    with adapter_errors(f"check {spec.kind}"):
-        response = await answer_in_time(spec, session.adapters.checks[spec.kind].check(ctx))
-    return validate_result(f"check {spec.kind}", response, Ok, Failed, Unknown)
 
 
 async def check_soaking(state: State, adapters: AdapterSet, request: CheckSoaking) -> None:
@@ -118,36 +90,27 @@ async def check_soaking(state: State, adapters: AdapterSet, request: CheckSoakin
         if obstacle is not None:
             return  # the next round asks again
         session = NodeSession(state, adapters, target.rollout, target.node)
+        checks = CheckExecution(session, StepJournal(session))
         for spec in state.index.plan_for(target).verify:
-            result = await _repeat_check(session, spec)
-            if not isinstance(result, Ok) and not await _is_excused(session, spec, result):
+            result = await session.capture_errors(_repeat_check(checks, spec))
+            ended = StepState.FAILED if isinstance(result, Failed) else StepState.UNKNOWN
+            if not isinstance(result, Ok) and not is_excused(spec, ended, checks.journal.records):
                 await _fail_node(state, target, spec, result)
                 return
 
 
-async def _is_excused(session: NodeSession, spec: StepDef, result: Failed | Unknown) -> bool:
-    """Return whether the check failed before the change too, or may stay unknown."""
-    if not spec.baseline and not spec.accepts_unknown:
-        return False
-    step = StepState.FAILED if isinstance(result, Failed) else StepState.UNKNOWN
-    return is_excused(spec, step, await session.state.store.load_steps(session.rollout, session.node))
-
-
-async def _repeat_check(session: NodeSession, spec: StepDef) -> Ok | Failed | Unknown:
+async def _repeat_check(checks: CheckExecution, spec: StepDef) -> StepResult:
     """Repeat a check until it passes, or has failed often and long enough to count."""
-    state = session.state
-    recheck_s = min(float(spec.params.get("within", 0) or 0), MAX_RECHECK_S)
-    until, checks_made = state.now() + recheck_s, 0
-    while True:
-        result = await check_outside_attempt(session, spec)
-        checks_made += 1
-        if isinstance(result, Ok) or (checks_made >= MIN_FAILED_CHECKS and state.now() >= until):
-            return result
-        if recheck_s:
-            await state.clock.sleep(RECHECK_S)
+    return await checks.repeat(
+        spec,
+        lambda: check_outside_attempt(checks, spec),
+        min(float(spec.params.get("within", 0)), MAX_RECHECK_S),
+        min_tries=MIN_FAILED_CHECKS,
+        pause_s=RETRY_MAX_S,  # more requests do not help an overloaded node
+    )
 
 
-async def _fail_node(state: State, target: Target, spec: StepDef, result: Failed | Unknown) -> None:
+async def _fail_node(state: State, target: Target, spec: StepDef, result: StepResult) -> None:
     text = redact_for_team(result, spec.team).text
     code = result.code if isinstance(result, Failed) else FailureCode.UNKNOWN
     async with state.exclusive_commit() as commit:
@@ -187,8 +150,9 @@ async def _why_change_is_needed(session: NodeSession, check_mode: CheckMode) -> 
         report = await check_mode.check(session.node, source, plan, rollout=session.rollout)
         if report.compliance is not Compliance.COMPLIANT:
             return describe_report(report)
+    checks = CheckExecution(session, StepJournal(session))
     for spec in plan.verify:
-        result = await check_outside_attempt(session, spec)
+        result = await check_outside_attempt(checks, spec)
         if not isinstance(result, Ok):
             return f"{spec.name}: {redact_for_team(result, spec.team).text}"
     return ""

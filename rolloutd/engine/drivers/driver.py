@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 from machines.facts.dry_runs import DryRunResult
 from machines.facts.fleet_facts import IsolationProgress
@@ -19,7 +18,6 @@ from machines.model import actions
 from machines.model.causes import Cause, CauseCode, said
 from machines.model.events import Event, HoldReleased, NodeOrdered, PhaseMoved
 from machines.model.node import NodeHealth, NodeKind
-from machines.model.plan import Capability, StepDef
 from machines.model.reasons import Reason, ReasonCode
 from machines.model.rollout import BLAMES_CHANGE, FailureCode, NodeOrder, Target
 from machines.model.target_plan import lacks_isolator
@@ -31,29 +29,20 @@ from machines.workflow.outage import OUTAGE_STEP
 from machines.workflow.phase_transitions import transition
 from machines.workflow.records import active_isolations, repeated_try
 from machines.workflow.situation import Situation
-from machines.workflow.steps import baseline_record
+from rolloutd.engine.drivers.check_execution import CheckExecution
 from rolloutd.engine.drivers.guard_steps import GuardSteps
 from rolloutd.engine.drivers.isolation import Isolation, OtherAttempts
 from rolloutd.engine.drivers.node_session import AdapterSet, NodeSession
 from rolloutd.engine.drivers.run_execution import RunExecution
 from rolloutd.engine.drivers.step_journal import StepJournal
-from rolloutd.engine.outcomes import redact_for_team, verdict_events
+from rolloutd.engine.outcomes import verdict_events
 from rolloutd.engine.state import NO_RUN, InvariantViolation, State
 from rolloutd.engine.tasks import CancellableTask, Wakeup
 from rolloutd.errors import NotFound, StoreFailed
-from rolloutd.ports import Busy, Check, Ok, StepContext, StepResult
+from rolloutd.ports import Busy, StepResult
 from rolloutd.texts.cause_text import describe_action, describe_causes
 
 log = logging.getLogger(__name__)
-
-CHECK_TIMEOUT_S = 60.0
-"""Time limit of one try of a check whose parameters name none."""
-
-CHECK_RETRY_S = 1.0
-"""First pause between two tries of a check that has a `within`."""
-
-CHECK_RETRY_MAX_S = 5.0
-"""Longest such pause: a node that has recovered is noticed within five seconds."""
 
 STUCK_RETRY_S = 60.0
 """Pause before a stuck node is tried again: only a user or a new version can fix it."""
@@ -89,6 +78,7 @@ class Driver:
         self._others = OtherAttempts(session)
         self._isolation = Isolation(session, self._journal, self._others)
         self._guard = GuardSteps(session, self._journal)
+        self._checks = CheckExecution(session, self._journal)
         self._execution = RunExecution(session, self._journal, self._isolation, self._guard, self._wakeup)
         self._current_action = CancellableTask()
         self._stopping = False
@@ -259,7 +249,8 @@ class Driver:
             case actions.RunPlaybook():
                 await self._execution.run(action)
             case actions.RunCheck():
-                await self._verify(action)
+                within_s = 0.0 if action.is_baseline else float(action.spec.params.get("within", 0))
+                await self._checks.carry_out(action, within_s=within_s)
             case actions.UseGuard():
                 await self._guard.carry_out(action)
             case actions.Wait():
@@ -296,53 +287,6 @@ class Driver:
             )
         )
         self._state.index.record_abort(self.rollout, self.node, said(result.text))
-
-    # -- checks
-
-    async def _verify(self, action: actions.RunCheck) -> None:
-        spec = action.spec
-        record = self._journal.begin(action)
-        check = self._session.adapters.checks[spec.kind]
-        prior = self._journal.prior_of_kind(spec.kind)
-        before = baseline_record(spec, self._journal.records)
-        ctx = await self._session.step_context(
-            spec,
-            step=action.step,
-            number=action.number,
-            prior=prior,
-            is_baseline=action.is_baseline,
-            baseline=None if before is None else before.prior,
-        )
-        # A check changes nothing, so it needs no recorded intent: after a crash it is repeated.  A check that
-        # is a run is recorded with its handle, so that a user can stop it and no other run meets it.
-        if Capability.STARTS_RUN in spec.capabilities:
-            recorded = self._journal.recorded_version(record).handle
-            ctx = self._session.with_run_id(ctx, recorded, ctx.idempotency_key)
-            record = replace(record, handle=ctx.run_id)
-            await self._journal.write(record)
-        result = await self._session.capture_errors(self._check_until_passed(spec, check, ctx))
-        await self._journal.finish(record, result)
-        if record.handle:
-            await self._journal.update_unfinished_run()
-
-    async def _check_until_passed(self, spec: StepDef, check: Check, ctx: StepContext) -> StepResult:
-        """Check until the check passes or its `within` is over; once without it, or before the change."""
-        pause_s, now = CHECK_RETRY_S, self._state.now()
-        until = now + (0.0 if ctx.is_baseline else float(ctx.params.get("within", 0)))
-        while True:
-            timeout_s = float(ctx.params.get("timeout", CHECK_TIMEOUT_S))
-            deadline = min(ctx.deadline, self._state.now() + timeout_s)
-            result = await self._session.capture_errors(check.check(replace(ctx, deadline=deadline)), of=spec)
-            seen_at, now = now, self._state.now()
-            until -= max(0.0, seen_at - now)  # a clock that was set back must not extend the retries
-            left_s = until - now
-            if isinstance(result, Ok) or left_s <= 0 or self._session.target.outcome is Outcome.LEFT:
-                return result
-            progress = self._session.progress
-            progress.failing_check = redact_for_team(result, spec.team).text
-            progress.failing_check_until = until
-            await self._state.clock.sleep(min(pause_s, left_s))
-            pause_s = min(pause_s * 2, CHECK_RETRY_MAX_S)
 
     # -- transitions
 

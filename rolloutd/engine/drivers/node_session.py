@@ -103,6 +103,11 @@ class NodeSession:
     def progress(self) -> StepProgress:
         return self.state.step_progress.setdefault((self.rollout, self.node), StepProgress())
 
+    @property
+    def published_progress(self) -> StepProgress | None:
+        """The progress of the node's attempt; a check outside an attempt has none."""
+        return self.state.step_progress.get((self.rollout, self.node))
+
     async def capture_errors(
         self, awaitable: Awaitable[T], *, of: StepDef | None = None
     ) -> T | ports.Failed | ports.Unknown:
@@ -178,10 +183,10 @@ class NodeSession:
         return {k: v for stage in reversed(self.plan.stages) for k, v in stage.variables.items()}
 
     def _show_wait(self, text: str) -> None:
-        progress = self.progress
-        if text and not progress.api_problem:
-            progress.api_problem_since = self.state.now()
-        progress.api_problem = text
+        if (progress := self.published_progress) is not None:
+            if text and not progress.api_problem:
+                progress.api_problem_since = self.state.now()
+            progress.api_problem = text
 
     async def step_context(
         self,

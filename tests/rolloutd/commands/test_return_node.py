@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from rolloutd.engine.drivers.driver import CHECK_RETRY_MAX_S, Driver
+from rolloutd.engine.drivers.check_execution import RETRY_MAX_S
+from rolloutd.engine.drivers.driver import Driver
 from rolloutd.ports import Failed, Ok
 from tests.contracts.fakes.check import FakeCheck
 from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
@@ -35,7 +36,7 @@ async def test_its_checks_may_take_as_long_as_the_plan_says(tmp_path: Path) -> N
         driving = asyncio.create_task(driver.run())
         for _ in range(10):
             await loop_iterations(20)
-            inside.clock.advance(CHECK_RETRY_MAX_S)
+            inside.clock.advance(RETRY_MAX_S)
         await driving
         assert inside.state.index.target(rollout, "p1").order is None
         assert not inside.state.index.holds

@@ -68,7 +68,7 @@ async def test_wait_within_a_call_is_shown_while_it_lasts(tmp_path: Path) -> Non
         session = NodeSession(
             inside.state, AdapterSet(FakeRunner(inside.run_host), {}, {}, find_source), rollout, "p1"
         )
-        shown: list[str] = []
+        shown, progress = list[str](), session.progress
 
         async def ask() -> None:
             report_wait("cluster ams returned 429")
@@ -77,7 +77,7 @@ async def test_wait_within_a_call_is_shown_while_it_lasts(tmp_path: Path) -> Non
 
         await session.capture_errors(ask())
         assert shown == ["p1 waits for an answer: cluster ams returned 429"]
-        assert session.progress.api_problem == ""
+        assert progress.api_problem == ""
 
 
 def test_moment_that_has_passed_is_not_shown() -> None:

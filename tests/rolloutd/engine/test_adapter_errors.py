@@ -13,6 +13,7 @@ import pytest
 from machines.model.decision import DryRun, Release
 from machines.model.node import NodeHealth, Observation
 from machines.model.plan import StepDef
+from machines.model.rollout import FailureCode
 from rolloutd.engine.adapter_failures import REPORTED_AFTER
 from rolloutd.engine.background.checks_outside_attempts import check_outside_attempt
 from rolloutd.engine.background.hold_release import RETRY_S
@@ -27,13 +28,13 @@ from rolloutd.engine.drivers.node_session import AdapterSet, NodeSession
 from rolloutd.engine.drivers.traffic_probes import probe_traffic
 from rolloutd.engine.notifications import MAX_TRIES, NotificationDispatcher
 from rolloutd.errors import AdapterFailed, NodeUnreachable
-from rolloutd.ports import Busy, DiscoveredNode, Host, Ok, StepContext, Unknown
+from rolloutd.ports import Busy, DiscoveredNode, Failed, Host, Ok, StepContext, Unknown
 from rolloutd.ports.guards import adapter_errors
 from tests.contracts.fakes.isolator import FakeIsolator
 from tests.contracts.fakes.runner import FakeRunner
 from tests.contracts.fakes.sources import find_source
 from tests.rolloutd.control_environment import KUBERNETES_NODES, PLAN, ControlEnvironment, control_environment
-from tests.rolloutd.decided_jobs import carry_out, command_jobs
+from tests.rolloutd.decided_jobs import carry_out, checks_of, command_jobs
 
 UNEXPECTED_ERROR = KeyError("status")
 
@@ -127,9 +128,11 @@ async def test_a_check_of_a_canary_that_soaks(tmp_path: Path) -> None:
     async with control_environment(tmp_path) as inside:
         rollout = await inside.start()
         spec = inside.state.index.rollout(rollout).plan.verify[0]
-        said = await check_outside_attempt(NodeSession(inside.state, gear(inside), rollout, "p1"), spec)
-        assert isinstance(said, Unknown)
-        assert said.text.startswith("check reachable: [Errno 13]")
+        session = NodeSession(inside.state, gear(inside), rollout, "p1")
+        said = await check_outside_attempt(checks_of(session), spec)
+        assert isinstance(said, Failed)
+        assert said.code is FailureCode.UNKNOWN
+        assert said.text.startswith("this machine could not do it: [Errno 13]")
 
 
 async def test_a_channel_gives_up_after_its_tries(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -268,8 +271,9 @@ async def test_an_answer_of_another_shape_is_none(tmp_path: Path, caplog: pytest
         assert seen.sight is NodeHealth.UNKNOWN
 
         spec = state.index.rollout(rollout).plan.verify[0]
-        said = await check_outside_attempt(NodeSession(state, adapters, rollout, "p1"), spec)
-        assert said == Unknown("check reachable: returned True, which is not a valid result")
+        said = await check_outside_attempt(checks_of(NodeSession(state, adapters, rollout, "p1")), spec)
+        wrong = "check reachable: returned True, which is not a valid result"
+        assert said == Failed(wrong, code=FailureCode.UNKNOWN)
 
         probe = StepDef("traffic.0.kubernetes", "kubernetes")
         assert isinstance(await probe_traffic(NodeSession(state, adapters, rollout, "p1"), probe), Unknown)

@@ -31,6 +31,7 @@ from tests.contracts.fakes.runner import FakeRunner, Script, playbook_context
 from tests.contracts.fakes.sources import SOURCE, find_source
 from tests.machines.builders import reason_of
 from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
+from tests.rolloutd.decided_jobs import checks_of
 from tests.rolloutd.engine.test_daemon import ALL_CANARIES, running
 from tests.rolloutd.slow_store import adapters_of, daemon_of, loop_iterations
 from tests.support.directory_runner import DirectoryRunner
@@ -154,7 +155,7 @@ async def test_playbook_check_is_stopped_at_its_runner(tmp_path: Path) -> None:
         session = NodeSession(inside.state, adapters, rollout, "p1")
         spec = inside.state.index.rollout(rollout).plan.verify[0]
         spec = replace(spec, params={**spec.params, "file": "never.yml"})
-        checking = asyncio.create_task(check_outside_attempt(session, spec))
+        checking = asyncio.create_task(check_outside_attempt(checks_of(session), spec))
         try:
             await wait_in_loop_until(lambda: both.shelf.has_work("p1"))
             (record,) = [each for each in await inside.state.store.load_steps(rollout, "p1") if each.handle]

@@ -19,24 +19,30 @@ from machines.model.events import (
     StepRecorded,
 )
 from machines.model.preparation import Preparation, PreparationState
-from machines.model.rollout import DAEMON
+from machines.model.rollout import DAEMON, FailureCode
 from machines.model.step_record import StepAction, StepState
 from machines.states import Phase, Trigger
 from rolloutd.adapters.playbook_steps import PlaybookCheck
 from rolloutd.engine.background import jobs
 from rolloutd.engine.background.checks_outside_attempts import (
-    RECHECK_S,
     RUN_INTERVAL_S,
     check_outside_attempt,
 )
 from rolloutd.engine.background.jobs import CommandJobs
+from rolloutd.engine.drivers.check_execution import RETRY_MAX_S, TIMEOUT_S
 from rolloutd.engine.drivers.node_session import AdapterSet, NodeSession
 from rolloutd.ports import Check, Failed, Ok, StepContext, Unknown
 from tests.contracts.fakes.check import FakeCheck
+from tests.contracts.fakes.clock import FakeClock
 from tests.contracts.fakes.runner import FakeRunner, Script, playbook_context
 from tests.contracts.fakes.sources import find_source
-from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
-from tests.rolloutd.decided_jobs import command_jobs, start_decided
+from tests.rolloutd.control_environment import (
+    KUBERNETES_NODES,
+    PLAN,
+    ControlEnvironment,
+    control_environment,
+)
+from tests.rolloutd.decided_jobs import checks_of, command_jobs, start_decided
 from tests.rolloutd.preparation_environment import plan_with
 
 UNREACHABLE = Unknown("no answer within 15 s")
@@ -63,13 +69,15 @@ def watching(inside: ControlEnvironment, check: Check) -> CommandJobs:
     return command_jobs(inside.state, adapters)
 
 
-async def check_canaries(inside: ControlEnvironment, watch: CommandJobs) -> None:
+async def check_canaries(
+    inside: ControlEnvironment, watch: CommandJobs, *, tick_s: float = RETRY_MAX_S
+) -> None:
     """Look once at all canaries, however long that takes."""
     async with asyncio.TaskGroup() as tasks:
         start_decided(inside.state, watch, tasks, CheckSoaking)
         for _ in range(100):
             await asyncio.sleep(0)
-            inside.clock.advance(RECHECK_S)
+            inside.clock.advance(tick_s)
 
 
 @pytest.mark.parametrize(
@@ -101,6 +109,53 @@ async def test_failed_canary_is_of_team_its_node_moved_to(tmp_path: Path) -> Non
         await check_canaries(inside, watch)
         failed = inside.state.index.target(rollout, "p1")
         assert (failed.phase, failed.team) == (Phase.FAILED, "search")
+
+
+class RecordingCheck(FakeCheck):
+    """A check that is red, and keeps what p1 was asked and when."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__()
+        self._clock = clock
+        self.calls: list[tuple[float, StepContext]] = []
+
+    async def check(self, ctx: StepContext) -> Failed:
+        if ctx.host.name == "p1":
+            self.calls.append((self._clock.now(), ctx))
+        return Failed("red")
+
+
+async def test_each_try_of_soak_check_ends_by_its_timeout(tmp_path: Path) -> None:
+    async with soaking(tmp_path, "5m") as (inside, _, _, rollout):
+        check = RecordingCheck(inside.clock)
+        await check_canaries(inside, watching(inside, check))
+        assert inside.phase(rollout, "p1") is Phase.FAILED
+        assert {ctx.deadline - at for at, ctx in check.calls} == {TIMEOUT_S}
+
+
+async def test_soak_check_without_within_pauses_between_tries(tmp_path: Path) -> None:
+    async with soaking(tmp_path, "0s") as (inside, _, _, rollout):
+        check = RecordingCheck(inside.clock)
+        await check_canaries(inside, watching(inside, check), tick_s=1.0)
+        assert inside.phase(rollout, "p1") is Phase.FAILED
+        first, second = (at for at, _ in check.calls)
+        assert second - first >= RETRY_MAX_S
+        assert not inside.state.step_progress, "only an attempt has progress"
+
+
+async def test_soak_check_knows_what_the_isolator_saw(tmp_path: Path) -> None:
+    text = PLAN.replace('command: {do: "true", undo: "true"}', "kubernetes: {}")
+    text = text.replace("reachable: {}", "kubernetes: {within: 0s}")
+    async with control_environment(tmp_path, nodes=KUBERNETES_NODES) as inside:
+        rollout = await inside.start(text=text)
+        for node in ("p1", "s1"):
+            await inside.finish(rollout, node)
+        saw = {"daemonset_pods": {"kube-system/cni": True}}
+        await inside.commit(StepRecorded(inside.step(rollout, "p1", "isolate.0.kubernetes", prior=saw)))
+        check = RecordingCheck(inside.clock)
+        adapters = AdapterSet(FakeRunner(inside.run_host), {}, {"kubernetes": check}, find_source)
+        await check_canaries(inside, command_jobs(inside.state, adapters))
+        assert [ctx.prior for _, ctx in check.calls] == [saw, saw]
 
 
 class InterleavingCheck(FakeCheck):
@@ -165,21 +220,21 @@ async def test_playbook_check_of_soaking_canary_is_found_again(tmp_path: Path) -
         checks = {"playbook": PlaybookCheck(playbook_context(inside.run_host))}
         adapters = AdapterSet(FakeRunner(inside.run_host), {}, checks, find_source)
         session = NodeSession(inside.state, adapters, rollout, "p1")
-        first = asyncio.create_task(check_outside_attempt(session, spec))
+        first = asyncio.create_task(check_outside_attempt(checks_of(session), spec))
         while not inside.run_host.has_work("p1"):
             await asyncio.sleep(0)
         first.cancel()  # the daemon stops, its run does not
         await asyncio.wait({first})
         (run,) = inside.run_host.runs.values()
         run.end(Failed("the service answers 503"))
-        assert await check_outside_attempt(session, spec) == Failed("the service answers 503")
+        assert await check_outside_attempt(checks_of(session), spec) == Failed("the service answers 503")
         assert len(inside.run_host.runs) == 1
         inside.run_host.scripts = {"undo.yml": Script.OK}
         for _ in range(2):
-            assert isinstance(await check_outside_attempt(session, spec), Ok)
+            assert isinstance(await check_outside_attempt(checks_of(session), spec), Ok)
         assert len(inside.run_host.runs) == 2, "a fresh pass stays valid"
         inside.clock.advance(RUN_INTERVAL_S)
-        await check_outside_attempt(session, spec)
+        await check_outside_attempt(checks_of(session), spec)
         assert len(inside.run_host.runs) == 3
 
 
@@ -199,11 +254,13 @@ async def test_lost_playbook_check_is_cleaned_up_before_the_next(tmp_path: Path)
         now = inside.clock.now()
         stage = Preparation(preparing, "p1", "one", 1, PreparationState.RUNNING, "", now, now)
         await inside.commit(PreparationRecorded(stage))
-        result = await check_outside_attempt(NodeSession(inside.state, adapters, rollout, "p1"), spec)
+        result = await check_outside_attempt(
+            checks_of(NodeSession(inside.state, adapters, rollout, "p1")), spec
+        )
         assert isinstance(result, Unknown)  # cleaning up would end the run of the stage too
         await inside.commit(PreparationRecorded(replace(stage, state=PreparationState.DONE)))
         session = NodeSession(inside.state, adapters, rollout, "p1")
-        assert isinstance(await check_outside_attempt(session, spec), Ok)
+        assert isinstance(await check_outside_attempt(checks_of(session), spec), Ok)
         records = await inside.state.store.load_steps(rollout, "p1")
         assert [r.action for r in records][-2:] == [StepAction.CLEAN_UP, StepAction.CHECK]
         assert not await inside.state.store.unfinished_runs("p1")
@@ -220,8 +277,10 @@ async def test_playbook_check_of_deleted_rollout_is_unknown(tmp_path: Path) -> N
         now = inside.clock.now()
         await inside.commit(RolloutCancelled(rollout, DAEMON, "because", now))
         await inside.commit(RolloutDeleted(rollout, DAEMON, now))
-        result = await check_outside_attempt(NodeSession(inside.state, adapters, rollout, "p1"), spec)
-        assert result == Unknown(f"{rollout}: the rollout was deleted")
+        result = await check_outside_attempt(
+            checks_of(NodeSession(inside.state, adapters, rollout, "p1")), spec
+        )
+        assert result == Failed(f"{rollout}: the rollout was deleted", code=FailureCode.UNKNOWN)
 
 
 class CountingCheck(FakeCheck):

@@ -20,6 +20,7 @@ from rolloutd.ports import Busy, Failed, Host, IsolationStatus, Ok, StepResult, 
 from tests.contracts.fakes.runner import FakeRunner
 from tests.contracts.fakes.sources import find_source
 from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
+from tests.rolloutd.decided_jobs import checks_of
 
 SECRET = "Zq7x'token with spaces/and\\slashes"
 """It changes its form in a shell, in quotes and in a URL."""
@@ -79,7 +80,7 @@ async def results(session: NodeSession) -> list[StepResult | IsolationStatus]:
     for spec in plan.verify[1:]:
         context = await session.step_context(spec)
         given.append(await session.capture_errors(session.adapters.checks["ssh"].check(context)))
-        given.append(await check_outside_attempt(session, spec))
+        given.append(await check_outside_attempt(checks_of(session), spec))
     return given
 
 
