@@ -2,29 +2,43 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Coroutine
 from typing import TypeVar
 
 from machines.model.configuration import new_verdict
 from machines.model.events import Event, PhaseMoved, VerdictRecorded
+from machines.model.plan import Capability, StepDef
 from machines.model.rollout import FailureCode, Target
 from rolloutd.engine.state import State
-from rolloutd.errors import NodeUnreachable, RolloutdError, StoreFailed
+from rolloutd.errors import LeadershipLost, NodeUnreachable, RolloutdError, StoreFailed
 from rolloutd.ports import Failed, Ok, StepResult, Unknown
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+ANSWER_MARGIN_S = 300.0
+"""Time beyond a step's timeout that an adapter has: it may wait for its turn at a host or at an API."""
 
-async def capture_errors(subject: str, awaitable: Awaitable[T]) -> T | Failed | Unknown:
+
+async def capture_errors(
+    state: State, subject: str, awaitable: Awaitable[T], *, of: StepDef | None = None
+) -> T | Failed | Unknown:
     """Await an action and return each error as an outcome; raises only StoreFailed.
 
-    `subject` names the node in the log.
+    A daemon that may no longer lead acts no more: it raises LeadershipLost.  `subject` names the node in the
+    log; `of` is the step whose adapter answers: its time is limited, as in answer_in_time().
     """
     try:
-        return await awaitable
+        state.require_leadership()
+    except LeadershipLost:
+        if isinstance(awaitable, Coroutine):
+            awaitable.close()
+        raise
+    try:
+        return await (awaitable if of is None else answer_in_time(of, awaitable))
     except TimeoutError as late:
         return Unknown(str(late) or "no answer in time")
     # An error of the daemon's own disk says nothing about the node.
@@ -40,6 +54,22 @@ async def capture_errors(subject: str, awaitable: Awaitable[T]) -> T | Failed | 
     except Exception as error:
         log.exception("%s: unexpected error in a step", subject)
         return Failed(f"unexpected {type(error).__name__}: {error}", code=FailureCode.UNKNOWN)
+
+
+async def answer_in_time(spec: StepDef, answer: Awaitable[T]) -> T:
+    """Await the answer of a step's adapter; raises TimeoutError long after the step's timeout.
+
+    Without a limit a package's adapter that never returns would keep its node and its slots for ever.  A step
+    that starts a run has none here: it may wait long for its turn, and the run has a timeout.
+    """
+    limit_s = None if Capability.STARTS_RUN in spec.capabilities else spec.timeout_s + ANSWER_MARGIN_S
+    try:
+        async with asyncio.timeout(limit_s) as limit:
+            return await answer
+    except TimeoutError:
+        if limit.expired():
+            raise TimeoutError(f"{spec.kind} has not answered within {limit_s:.0f} s") from None
+        raise
 
 
 def verdict_events(state: State, target: Target, moved: PhaseMoved) -> list[Event]:

@@ -328,6 +328,7 @@ class RoutedRunners:
             try:
                 name = self._name_for_start(request)
                 with self._answers(name):
+                    self._state.require_leadership()
                     answer = await ask(self._find(name), own)
                 break
             except RunnerUnavailable as error:

@@ -125,7 +125,7 @@ class State:
     submit_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     leadership_lost: asyncio.Event = field(default_factory=asyncio.Event)
     require_leadership: Callable[[], None] = lambda: None
-    """Raises LeadershipLost once another daemon may lead: called before each action outside."""
+    """Raises LeadershipLost once another daemon may lead: called before each call that acts on a node."""
     facts_behind: asyncio.Event = field(default_factory=asyncio.Event)
     """The store has an event that could not be applied: this process must not decide."""
     reboot_approvers: dict[str, Mapping[int, frozenset[str]]] = field(default_factory=dict)

@@ -68,7 +68,7 @@ class SshShell:
         *,
         before_command: Callable[[], None] = lambda: None,
     ) -> None:
-        """`before_command` is called once a node's connection is there, and may raise."""
+        """`before_command` is called before each command and transfer on a connection, and may raise."""
         self._before_command = before_command
         self._defaults = ConnectionDefaults(known_hosts, user, key_file)
         self._limits = limits or SshLimits()
@@ -149,6 +149,7 @@ class SshShell:
         """
         async with self._transfer_slots, self._lease(host.name, read_route(host, self._defaults)) as pooled:
             connection = await self._connect(pooled)
+            self._before_command()
             try:
                 async with connection.start_sftp_client() as sftp:
                     yield sftp

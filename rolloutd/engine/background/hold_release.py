@@ -64,6 +64,7 @@ async def _release(state: State, adapters: AdapterSet, left: Observation) -> Non
             # Before the lock is free: a hold granted now would see its node return to service.
             work = NodeWork(WorkKind.RELEASE, left.node)
             state.index.record_work(work)
+        state.require_leadership()
         with adapter_errors(f"isolator {kind}"):
             response = await isolator.release(state.host(left.node))
         result = validate_result(f"isolator {kind}", response, Ok, Failed, Busy, Unknown)

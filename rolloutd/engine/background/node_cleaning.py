@@ -125,6 +125,7 @@ class NodeCleaner:
                 if problem := self._why_needed(node) or _describe(obstacle):
                     return CleanReport(node, problem=problem)
                 try:
+                    self._state.require_leadership()
                     with adapter_errors(node):
                         await self._clean_host(self._state.host(node), cleaned, dry_run=dry_run)
                 except StoreFailed:

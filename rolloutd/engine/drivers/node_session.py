@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from operator import is_
 from pathlib import Path
@@ -16,16 +15,13 @@ from rolloutd import ports
 from rolloutd.configuration.shown_variables import hide_in_text, is_shown, texts_of_hidden
 from rolloutd.engine.outcomes import capture_errors
 from rolloutd.engine.state import State, StepProgress
-from rolloutd.errors import LeadershipLost, NotFound, SourceFailed
+from rolloutd.errors import NotFound, SourceFailed
 from rolloutd.plugin.templates import render, rendered_texts, variables_named_in
 
 T = TypeVar("T")
 
 _WITH_TEXT = (ports.Ok, ports.Failed, ports.Busy, ports.Unknown, ports.IsolationStatus)
 """Results of adapters that people read."""
-
-ANSWER_MARGIN_S = 300.0
-"""Time beyond a step's timeout that an adapter has: it may wait for its turn at a host or at an API."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,20 +107,9 @@ class NodeSession:
     async def capture_errors(
         self, awaitable: Awaitable[T], *, of: StepDef | None = None
     ) -> T | ports.Failed | ports.Unknown:
-        """Await an action and return each error as an outcome; raises only StoreFailed.
-
-        `of` is the step whose adapter answers: its time is limited, as in answer_in_time().  A daemon that
-        may no longer lead acts no more: it raises LeadershipLost.
-        """
-        try:
-            self.state.require_leadership()
-        except LeadershipLost:
-            if isinstance(awaitable, Coroutine):
-                awaitable.close()
-            raise
+        """Capture errors as capture_errors() does, show waits, and hide what people may not see."""
         with ports.reported_waits(self._show_wait):
-            limited = awaitable if of is None else answer_in_time(of, awaitable)
-            return self.without_hidden(await capture_errors(self.subject, limited))
+            return self.without_hidden(await capture_errors(self.state, self.subject, awaitable, of=of))
 
     def without_hidden(self, result: T) -> T:
         """Return an adapter's result without the values of variables that people may not see.
@@ -252,22 +237,6 @@ class NodeSession:
     def _require_rollout(self) -> None:
         if self.rollout not in self.state.index.rollouts:
             raise NotFound(f"{self.rollout}: the rollout was deleted")
-
-
-async def answer_in_time(spec: StepDef, answer: Awaitable[T]) -> T:
-    """Await the answer of a step's adapter; raises TimeoutError long after the step's timeout.
-
-    Without a limit a package's adapter that never returns would keep its node and its slots for ever.  A step
-    that starts a run has none here: it may wait long for its turn, and the run has a timeout.
-    """
-    limit_s = None if Capability.STARTS_RUN in spec.capabilities else spec.timeout_s + ANSWER_MARGIN_S
-    try:
-        async with asyncio.timeout(limit_s) as limit:
-            return await answer
-    except TimeoutError:
-        if limit.expired():
-            raise TimeoutError(f"{spec.kind} has not answered within {limit_s:.0f} s") from None
-        raise
 
 
 def describe_holds(state: State, node: str) -> str:

@@ -49,6 +49,7 @@ def _record(session: NodeSession, busy: bool | None, at: float, text: str, count
 
 
 async def _probe_once(session: NodeSession, spec: StepDef, number: int) -> Ok | Busy | Unknown:
+    session.state.require_leadership()
     try:
         async with asyncio.timeout(spec.timeout_s):
             ctx = await session.step_context(spec, number=number)

@@ -93,7 +93,7 @@ class NodeStage:
         self._artifacts = stage.artifacts_for(node)
         previous = await previous_generation(session.state, node, stage, session.rollout.id, checkpoint)
         acted = self._act(checkpoint, previous, checkpoints.values())
-        return await self._finish(await capture_errors(node.name, acted), previous)
+        return await self._finish(await capture_errors(session.state, node.name, acted), previous)
 
     async def _compare(self, node: Node, *, is_done: bool) -> Mapping[str, str]:
         """Return how files differ that a stage has staged already, or that an install is about to read."""
@@ -158,12 +158,12 @@ class NodeStage:
         if old := remembered_digests([replaced]) - wanted_digests(rollouts) - set(kept):
             to = session.rendered(session.stage.to)
             removal = stager.remove(session.host, to, old, timeout_s=NODE_TIMEOUT_S)
-            await capture_errors(session.host.name, removal)
+            await capture_errors(session.state, session.host.name, removal)
 
     async def _finish(self, result: StepResult, previous: tuple[str, ...]) -> StepResult | None:
         """Compare the node with its snapshot, and leave a checkpoint; None if it was disturbed."""
         session = self._session
-        measured = await capture_errors(session.host.name, self._measure())
+        measured = await capture_errors(session.state, session.host.name, self._measure())
         if isinstance(measured, Failed | Unknown):
             # The row keeps its snapshot: the next try compares with it first.
             return measured if isinstance(result, Ok) else result
@@ -173,7 +173,7 @@ class NodeStage:
         if isinstance(result, Ok):
             # It fails if another daemon has taken over, and then nothing is written.
             await session.record()
-            written = await capture_errors(session.host.name, self._write_checkpoint(previous))
+            written = await capture_errors(session.state, session.host.name, self._write_checkpoint(previous))
             result = result if written is None else written
         # Only a run that is lost can still disturb the node.
         if not session.row.handle:

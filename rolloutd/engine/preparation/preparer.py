@@ -40,7 +40,8 @@ class Preparer:
         session = self._open(wanted)
         if session is None:
             return
-        result = await capture_errors(f"{wanted.rollout}/{wanted.node}", self._run_stage(session, wanted))
+        subject = f"{wanted.rollout}/{wanted.node}"
+        result = await capture_errors(self._state, subject, self._run_stage(session, wanted))
         if result is not None:
             await session.finish(result)
 

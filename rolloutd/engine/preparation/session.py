@@ -165,7 +165,9 @@ class StageSession:
         """Return whether the run has begun; False if that is unknown."""
         if not self.row.handle:
             return False
-        found = await capture_errors(self.row.rollout, self.adapters.runners.get_state(self.row.handle))
+        found = await capture_errors(
+            self.state, self.row.rollout, self.adapters.runners.get_state(self.row.handle)
+        )
         return isinstance(found, RunState) and found.has_begun
 
     async def run(self, playbook: str, variables: Mapping[str, object], timeout_s: float) -> StepResult:
@@ -190,7 +192,7 @@ class StageSession:
         )
         subject = row.rollout
         followed = await follow_with_retries(
-            lambda: capture_errors(subject, self._follow(request)), self._may_follow_again
+            lambda: capture_errors(self.state, subject, self._follow(request)), self._may_follow_again
         )
         if followed is None:
             return await self.abandon()
@@ -220,7 +222,7 @@ class StageSession:
         """Cancel the run; something of it may be left on the node."""
         # If another daemon has taken over, this write fails: the run is that daemon's now.
         await self.record(cause=f"prepare stage {self.row.stage} is cancelled")
-        await capture_errors(self.row.handle, self.adapters.runners.cancel(self.row.handle))
+        await capture_errors(self.state, self.row.handle, self.adapters.runners.cancel(self.row.handle))
 
     async def abandon(self) -> Failed:
         """End what a stage of a closed rollout, or of a node that is gone, left running."""

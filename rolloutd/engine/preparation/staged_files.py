@@ -64,7 +64,7 @@ async def compare_staged(state: State, adapters: AdapterSet, request: CompareSta
         return
     stages, host = known.compared_stages(node), state.host(node.name)
     comparing = compare_stages(adapters.preparation_adapters.staged_files, host, node, stages)
-    problems = await capture_errors(host.name, comparing)
+    problems = await capture_errors(state, host.name, comparing)
     if isinstance(problems, Failed | Unknown):
         record(problems.text)
     elif not problems:

@@ -14,7 +14,7 @@ from machines.model.node import NodeHealth, Observation
 from machines.model.rollout import Hold
 from machines.model.step_record import StepState
 from machines.states import Phase, Trigger
-from rolloutd.engine.drivers import node_session
+from rolloutd.engine import outcomes
 from rolloutd.ports import Busy, StepContext, StepResult
 from tests.contracts.fakes.isolator import FakeIsolator
 from tests.rolloutd.control_environment import ControlEnvironment, control_environment
@@ -81,7 +81,7 @@ async def test_isolator_that_never_answers_keeps_no_node(
 ) -> None:
     async with admitted_node(tmp_path) as (inside, rollout):
         isolator, plan = SilentIsolator(), inside.state.index.rollout(rollout).plan
-        monkeypatch.setattr(node_session, "ANSWER_MARGIN_S", -plan.isolate[0].timeout_s)
+        monkeypatch.setattr(outcomes, "ANSWER_MARGIN_S", -plan.isolate[0].timeout_s)
         async with running(daemon_of(inside, adapters_of(inside, tmp_path, isolator))):
             await until(inside, lambda: isolator.actions)
             inside.clock.advance(plan.isolate_timeout_s)

@@ -11,7 +11,7 @@ import asyncssh
 import pytest
 
 from rolloutd.adapters.ssh.shell import SshShell
-from rolloutd.errors import NodeUnreachable
+from rolloutd.errors import LeadershipLost, NodeUnreachable
 from rolloutd.ports import Host
 from tests.contracts.ssh_fixtures import LIMIT_S, serve_connections
 
@@ -128,4 +128,17 @@ async def test_command_that_may_have_started_is_not_repeated(tmp_path: Path) -> 
         with pytest.raises(NodeUnreachable, match="n1: the connection was lost while `work` ran"):
             await running
         assert world.said == ["work"]
+        await shell.close()
+
+
+async def test_lost_leader_begins_no_transfer(tmp_path: Path) -> None:
+    def lost() -> None:
+        raise LeadershipLost("another daemon has taken over")
+
+    world, shell = SlowSshd(hold_open=False), SshShell(before_command=lost)
+    async with asyncio.timeout(LIMIT_S), world.host(tmp_path) as host:
+        with pytest.raises(LeadershipLost):
+            async with shell.open_sftp(host):
+                pass
+        assert not world.asked.is_set()
         await shell.close()
