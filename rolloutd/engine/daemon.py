@@ -32,7 +32,7 @@ from rolloutd.engine.background.progress_reports import ProgressReporter
 from rolloutd.engine.check_mode import CheckMode
 from rolloutd.engine.drivers.driver import Driver
 from rolloutd.engine.drivers.node_session import AdapterSet
-from rolloutd.engine.state import CommitFunction, InvariantViolation, State
+from rolloutd.engine.state import STORE_RETRY_S, CommitFunction, InvariantViolation, State
 from rolloutd.errors import Conflict, FactsBehind, LeadershipLost, RolloutdError, StoreFailed
 from rolloutd.ports import AuditReport, Inventory, Observer, SourceRules, Timers
 from rolloutd.ports.guards import adapter_errors
@@ -42,9 +42,6 @@ log = logging.getLogger(__name__)
 
 MIN_PAUSE_S = 0.01
 """Pause between two decisions: one decision answers a burst of wakeups."""
-
-STORE_RETRY_S = 5.0
-"""Pause before the next decision when the store could not write."""
 
 REFUSAL_RETRY_S = 60.0
 """Pause before a rollout is decided again whose decision was refused: the audit is verified meanwhile."""

@@ -51,6 +51,9 @@ log = logging.getLogger(__name__)
 STARTED = "daemon started"
 """Cause of the first commit of each daemon."""
 
+STORE_RETRY_S = 5.0
+"""Pause before what the store could not write is tried again: a user must first free a full disk."""
+
 
 class CommitFunction(Protocol):
     """Commits events with their cause; `at` is when they were decided (default: now)."""

@@ -27,16 +27,13 @@ from rolloutd.engine.drivers.node_session import AdapterSet
 from rolloutd.engine.drivers.traffic_probes import probe_node
 from rolloutd.engine.preparation.preparer import Preparer
 from rolloutd.engine.preparation.staged_files import compare_staged
-from rolloutd.engine.state import State
+from rolloutd.engine.state import STORE_RETRY_S, State
 from rolloutd.engine.tasks import BackgroundJobs
 from rolloutd.errors import StoreFailed
 
 log = logging.getLogger(__name__)
 
 C = TypeVar("C")
-
-STORE_RETRY_S = 5.0
-"""Pause before a job whose result could not be written is tried again."""
 
 MAX_OUTSIDE = 8
 """Nodes at a time of what asks systems outside: they also serve clients, and drains."""

@@ -36,7 +36,7 @@ from rolloutd.engine.drivers.node_session import AdapterSet, NodeSession
 from rolloutd.engine.drivers.run_execution import RunExecution
 from rolloutd.engine.drivers.step_journal import StepJournal
 from rolloutd.engine.outcomes import verdict_events
-from rolloutd.engine.state import NO_RUN, InvariantViolation, State
+from rolloutd.engine.state import NO_RUN, STORE_RETRY_S, InvariantViolation, State
 from rolloutd.engine.tasks import CancellableTask, Wakeup
 from rolloutd.errors import NotFound, StoreFailed
 from rolloutd.ports import Busy, StepResult
@@ -55,9 +55,6 @@ INVENTORY_RETRY_S = 1.0
 
 OUTAGE_POLL_S = 5.0
 """Longest pause of an attempt that waits for another one: what changes by time alone wakes no driver."""
-
-STORE_RETRY_S = 5.0
-"""Pause before the store is tried again: a user must first free a full disk."""
 
 
 class Driver:

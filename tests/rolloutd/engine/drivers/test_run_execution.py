@@ -14,10 +14,11 @@ from machines.model.events import Event, NodeOrdered, NodesRemoved, StepRecorded
 from machines.model.rollout import NodeOrder
 from machines.model.step_record import StepAction, StepRecord, StepState
 from machines.states import Outcome, Phase, Trigger
-from rolloutd.engine.drivers.driver import STORE_RETRY_S, Driver
+from rolloutd.engine.drivers.driver import Driver
 from rolloutd.engine.drivers.node_session import AdapterSet
 from rolloutd.engine.drivers.run_execution import ELSEWHERE_RETRY_S
 from rolloutd.engine.runners import FOLLOW_RETRY_S
+from rolloutd.engine.state import STORE_RETRY_S
 from rolloutd.errors import AdapterFailed, LeadershipLost, NodeUnreachable
 from rolloutd.ports import Busy, Failed, Host, IsolationStatus, Ok, RunRequest, StepContext, Unknown
 from tests.contracts.fakes.isolator import FakeIsolator
