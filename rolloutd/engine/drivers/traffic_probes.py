@@ -18,10 +18,6 @@ from rolloutd.ports import Busy, Ok, Unknown
 from rolloutd.ports.guards import adapter_errors, validate_result
 
 
-async def probe_node(state: State, adapters: AdapterSet, request: ProbeTraffic) -> None:
-    await run_all_probes(NodeSession(state, adapters, request.rollout, request.node))
-
-
 async def probe_traffic(session: NodeSession, spec: StepDef, *, number: int = 1) -> Ok | Busy | Unknown:
     """Probe once; the core keeps a result that stops the node from starting."""
     result = session.without_hidden(await _probe_once(session, spec, number))
@@ -31,9 +27,9 @@ async def probe_traffic(session: NodeSession, spec: StepDef, *, number: int = 1)
     return result
 
 
-async def run_all_probes(session: NodeSession) -> None:
+async def probe_node(state: State, adapters: AdapterSet, request: ProbeTraffic) -> None:
     """Run the plan's probes in order, until one finds traffic or is unknown."""
-    state, began_at = session.state, session.state.now()
+    session, began_at = NodeSession(state, adapters, request.rollout, request.node), state.now()
     for spec in session.node_plan().traffic:
         if session.rollout not in state.index.rollouts:
             return  # the rollout was deleted during an earlier probe
