@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from machines.facts.availability import Unavailability, target_unavailability
 from machines.facts.index import Index
 from machines.facts.node_work import NodeWork, WorkKind, conflicting_work
 from machines.model.node import ACCEPTED_BY_PIN
 from machines.model.reasons import Params, Reason, ReasonCode, Remedy, RemedyKind, UnavailabilityCause
 from machines.model.rollout import Hold, Target
+from machines.states import IN_FLIGHT_PHASES
 
 
 def quarantine_blocker(index: Index, target: Target) -> Reason | None:
@@ -35,7 +38,12 @@ def work_reason(index: Index, work: NodeWork) -> Reason:
     match work.cause:
         case Hold() as hold:
             held = Unavailability(work.node, UnavailabilityCause.HELD, hold)
-            return availability_reason(ReasonCode.HELD, held)
+            reason = availability_reason(ReasonCode.HELD, held)
+            # In a train others may work on a node that one has left; `return` is refused meanwhile.
+            at_work = next((t for t in index.targets_on(work.node) if t.phase in IN_FLIGHT_PHASES), None)
+            if at_work is None or held.remedy.kind is not RemedyKind.RETURN:
+                return reason
+            return replace(reason, remedy=target_unavailability(index, at_work).remedy)
         case Target() as other:
             return availability_reason(ReasonCode.OTHER_ROLLOUT, target_unavailability(index, other))
     if work.kind is WorkKind.STAGE:

@@ -14,8 +14,9 @@ from machines.model.decision import Admit, BackOff
 from machines.model.events import HoldTaken, PreparationRecorded
 from machines.model.limits import Limits
 from machines.model.preparation import Preparation, PreparationState
+from machines.model.reasons import RemedyKind
 from machines.model.rollout import Hold
-from machines.rules.node_claims import work_blocker
+from machines.rules.node_claims import work_blocker, work_reason
 from machines.scheduler.checks import is_at_work
 from machines.scheduler.decide import decide
 from machines.states import Trigger
@@ -114,6 +115,18 @@ def test_pair_shares_a_node_only_where_the_table_says_so(wanted: WorkKind, prese
     reason = work_blocker(index, wanted, "n1", T0, "R")
     assert (reason is None) is shares
     assert conflicting_work(index, wanted, "n2", T0, "R") is None
+
+
+def test_node_that_was_left_is_returned_after_other_work() -> None:
+    index = fleet()
+    left = Hold("n1", "left", "S/n1", ALICE, "examine it", T0)
+    reason = work_reason(index, NodeWork(WorkKind.HOLD, "n1", cause=left))
+    assert reason.remedy is not None
+    assert reason.remedy.kind is RemedyKind.RETURN
+    transition(index, "n1", Trigger.ADMITTED)
+    reason = work_reason(index, NodeWork(WorkKind.HOLD, "n1", cause=left))
+    assert reason.remedy is not None
+    assert (reason.remedy.kind, reason.remedy.args["rollout"]) == (RemedyKind.WAIT_FOR_ROLLOUT, "R")
 
 
 @pytest.mark.parametrize("present", sorted(WAITS_FOR[WorkKind.ATTEMPT]))
