@@ -255,14 +255,22 @@ class State:
         self, decide: Callable[[], Sequence[Event]], *, actor: Actor = DAEMON, cause: str
     ) -> tuple[ports.AuditEntry, ...]:
         """Commit what `decide` returns under the lock; raises as commit().  `decide` is called repeatedly."""
-        nodes = nodes_of_steps(decide())
+        nodes = self._nodes_of_sharing(decide())
         async with self._write_lock.held(nodes):
             events = decide()
-            if nodes_of_steps(events) == nodes:
+            if self._nodes_of_sharing(events) == nodes:
                 return await self._commit(events, actor, cause)
         # An earlier commit has made it concern more than its node.
         async with self._write_lock.held():
             return await self._commit(decide(), actor, cause)
+
+    def _nodes_of_sharing(self, events: Sequence[Event]) -> frozenset[str]:
+        """Return the nodes for which these events share the lock; none if they need it alone."""
+        # The fork of a large commit replaces the facts, so what another one applied meanwhile would be lost.
+        return frozenset() if self._is_large(events) else nodes_of_steps(events)
+
+    def _is_large(self, events: Sequence[Event]) -> bool:
+        return count_rows(events) >= self.large_commit_rows
 
     @asynccontextmanager
     async def exclusive_commit(self, actor: Actor = DAEMON) -> AsyncIterator[CommitFunction]:
@@ -305,7 +313,7 @@ class State:
         if self.facts_behind.is_set():
             raise FactsBehind("facts: they are behind the database; the daemon wrote nothing and ends")
         now = self.now() if at is None else at
-        if count_rows(events) >= self.large_commit_rows:
+        if self._is_large(events):
             writing = asyncio.create_task(self._write_large(events, actor, cause, now))
         else:
             broken = first_violation(self.index, events, now)
@@ -324,7 +332,7 @@ class State:
         self, events: Sequence[Event], actor: Actor, cause: str, now: float
     ) -> tuple[ports.AuditEntry, ...]:
         """Judge and apply the events in a thread, to a fork that replaces the facts once they are written."""
-        # The lock is held: no event comes meanwhile, and the journal has what comes in without one.
+        # The lock is held alone: no event comes meanwhile, and the journal has what comes in without one.
         facts, after = self.index, self.index.fork()
         facts.journal = []
         try:

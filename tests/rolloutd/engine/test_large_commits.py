@@ -12,7 +12,7 @@ import pytest
 
 from machines.facts.apply import count_rows
 from machines.facts.node_work import NodeWork, WorkKind
-from machines.model.events import Event, FreezeLifted, FreezeStarted, PhaseMoved
+from machines.model.events import Event, FreezeLifted, FreezeStarted, PhaseMoved, StepRecorded
 from machines.model.node import NodeHealth, Observation
 from machines.model.rollout import DAEMON
 from machines.model.windows import Freeze
@@ -77,6 +77,17 @@ async def test_records_during_large_commit_are_kept(tmp_path: Path) -> None:
         assert seen.why == "crashed"
         assert list(state.index.recorded_work("s1")) == [begun]
         assert list(state.index.recorded_work("p1")) == []
+
+
+async def test_large_commits_of_two_nodes_are_both_kept(tmp_path: Path) -> None:
+    async with control_environment(tmp_path, store=open_slow_store) as inside:
+        state, rollout, nodes = inside.state, await inside.start(), ("p1", "s1")
+        for node in nodes:
+            await inside.transition(rollout, node, Trigger.ADMITTED)
+        steps = [StepRecorded(inside.step(rollout, node, "isolate.0.command"), True) for node in nodes]
+        state.large_commit_rows = 1
+        await asyncio.gather(*map(inside.commit, steps))
+        assert all(state.index.target(rollout, node).isolated for node in nodes)
 
 
 async def test_later_event_judged_after_earlier_ones(tmp_path: Path) -> None:
