@@ -6,6 +6,7 @@ plain dicts, oldest first, each with `at` (epoch seconds) and `kind`:
     settings   pools {key: {"": n, value: n or "p%"}}, fleet, within
     inventory  labels {node: {label: value}} of all known nodes, clusters [node], away {node: since}: those
                clusters that are out of service
+    start      a daemon starts, and knows no observation of an earlier one
     saw        node, up, foreign, down: whether it was seen down, not unknown
     probe      rollout, node, idle: the result of the plan's traffic probes
     hold       node, id, until (or None);  release: node, id
@@ -143,6 +144,9 @@ class Oracle:
 
     def on_answered(self, entry: Entry) -> None:
         self.answered_at = entry["at"]
+
+    def on_start(self, entry: Entry) -> None:
+        self.observations = {}
 
     def on_saw(self, entry: Entry) -> None:
         self.observations[entry["node"]] = entry
@@ -603,7 +607,7 @@ class Oracle:
             return False
         away = self.away.get(node)
         seen = self.observations.get(node)
-        # One of the future was made before the clock was set back, and the daemon may have started since.
+        # One of the future was made before the clock was set back, and is forgotten.
         if away is None and seen and seen["foreign"] and 0 <= now - seen["at"] <= self.settings["within"]:
             return False
         worked = self.worked_on.get(node)

@@ -261,6 +261,7 @@ class Checker(OracleFeed):
     def on_daemon_start(self, lived_until: float | None) -> None:
         """Take note that no daemon lived from an instant until now."""
         self._last_start = self._monotonic()
+        self.feed_oracle("start")
         if lived_until is not None:
             self._absences.append((lived_until, self._monotonic()))
 
