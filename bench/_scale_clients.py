@@ -23,6 +23,7 @@ from typing import Any
 from bench._scale_fleet import Fleet, longest_pause, measure_expiry, measure_forecast, with_fleet
 from rolloutd.concurrency import threads
 from rolloutd.control.client import Client, api_path
+from rolloutd.control.kept_answers import KeptAnswers
 from rolloutd.control.responses import MAX_PAUSE_S, SharedAnswers
 from rolloutd.control.routes import Services
 from rolloutd.control.server import ControlServer
@@ -44,7 +45,7 @@ async def served(fleet: Fleet, status_feed: StatusFeed | None = None) -> AsyncIt
     state = fleet.state
     needed = {"state": state, "started_at": state.now(), "version": "bench", "is_standby": False}
     needed["leadership"], needed["answers"] = FakeLeadership(Seat()), SharedAnswers()
-    needed["status_feed"] = status_feed or StatusFeed()
+    needed["status_feed"], needed["kept"] = status_feed or StatusFeed(), KeptAnswers()
     services = Services(**({each.name: unused for each in fields(Services)} | needed))
     path = fleet.directory / "s"
     server = ControlServer(services, path=path)

@@ -17,7 +17,7 @@ daemon needs nothing else.  This file does not know whether a try may begin: the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from enum import StrEnum
 from typing import Final
@@ -118,7 +118,6 @@ def due_again(row: Preparation, problem: str, at: float) -> Preparation:
     return replace(row, state=PreparationState.WAITING, text=problem, at=at, not_before=at + delay_s)
 
 
-def waiting_for(row: Preparation, stages: Iterable[str], at: float) -> Preparation:
+def waiting_for_files(row: Preparation, text: str, at: float) -> Preparation:
     """Return the row of a try that waits until other stages have staged again what it reads."""
-    text = f"waits for {', '.join(stages)}"
     return replace(row, state=PreparationState.WAITING, content="", text=text, at=at)

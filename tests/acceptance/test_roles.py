@@ -279,8 +279,11 @@ def in_train(method: str, path: str) -> Arrange:
             text = text.replace("name: ", f"name: {team}-{minutes}-", 1)
             answer = await scene.do("admin", "POST", "/v1/plans/submit", {**FILE, "text": text})
             rollouts.append(answer["rollout"])
-        body = {**REASON, "rollouts": rollouts}
-        calls = {"PUT": body, "GET": None, "POST": {**body, "wait_s": 3600.0}, "DELETE": REASON}
+        trains = (await scene.do("admin", "GET", "/v1/trains"))["trains"]
+        shown = next(({"rollouts": each["rollouts"], "wait_s": each["wait_s"]} for each in trains), None)
+        body = {**REASON, "rollouts": rollouts, "shown": shown}
+        read = {"rollouts": rollouts, "wait_s": 3600.0}
+        calls = {"PUT": body, "GET": None, "POST": {**REASON, **read}, "DELETE": REASON}
         if method != "PUT":
             await scene.do("admin", "PUT", "/v1/trains/night", body)
         return ApiCall(path.replace("{t}", "night"), calls[method])

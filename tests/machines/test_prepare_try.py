@@ -38,7 +38,7 @@ def test_failed_try_leaves_run_and_snapshot_to_next() -> None:
 
 
 def test_waiting_try_leaves_run_and_snapshot_to_next() -> None:
-    waiting = prepare_try.waiting_for(ACTING, ["copy"], T0)
+    waiting = prepare_try.waiting_for_files(ACTING, "waits for copy", T0)
     again = next_try(waiting)
     assert (again.text, again.handle, again.before) == ("waits for copy", "run", {"boot-id": "a"})
 

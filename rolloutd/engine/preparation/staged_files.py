@@ -93,5 +93,6 @@ async def stage_again(
             events.append(PreparationRecorded(prepare_try.due_again(row, problems[stage.name], now)))
         recorded = None if begun is None else known.rows.get((node, begun.stage))
         if begun is not None and recorded is not None and recorded.state is PreparationState.RUNNING:
-            events.append(PreparationRecorded(prepare_try.waiting_for(begun, problems, now)))
+            text = f"waits for {', '.join(problems)}"
+            events.append(PreparationRecorded(prepare_try.waiting_for_files(begun, text, now)))
         await commit(events, f"staged files differ: {'; '.join(problems.values())}")

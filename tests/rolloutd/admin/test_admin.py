@@ -157,7 +157,7 @@ def test_the_doctor_misses_a_database_of_which_the_rest_is_there(state_root: Pat
     ("breaking", "subject", "advice"),
     [
         ("mistake", "settings", "max_parallel"),
-        ("no inventory", "settings", "no inventory is named"),
+        ("no inventory", "settings", "no inventory; run rolloutctl init"),
         ("open state", "state directory", "chmod 700"),
         ("altered audit", "audit", "compare with a backup"),
         ("damage", "database", "damaged"),
