@@ -281,8 +281,7 @@ def in_train(method: str, path: str) -> Arrange:
             rollouts.append(answer["rollout"])
         trains = (await scene.do("admin", "GET", "/v1/trains"))["trains"]
         shown = next(({"rollouts": each["rollouts"], "wait_s": each["wait_s"]} for each in trains), None)
-        body = {**REASON, "rollouts": rollouts, "shown": shown}
-        read = {"rollouts": rollouts, "wait_s": 3600.0}
+        body, read = {**REASON, "rollouts": rollouts, "shown": shown}, {"rollouts": rollouts, "wait_s": 3600.0}
         calls = {"PUT": body, "GET": None, "POST": {**REASON, **read}, "DELETE": REASON}
         if method != "PUT":
             await scene.do("admin", "PUT", "/v1/trains/night", body)
