@@ -281,10 +281,12 @@ def in_train(method: str, path: str) -> Arrange:
             rollouts.append(answer["rollout"])
         trains = (await scene.do("admin", "GET", "/v1/trains"))["trains"]
         shown = next(({"rollouts": each["rollouts"], "wait_s": each["wait_s"]} for each in trains), None)
-        body, read = {**REASON, "rollouts": rollouts, "shown": shown}, {"rollouts": rollouts, "wait_s": 3600.0}
-        calls = {"PUT": body, "GET": None, "POST": {**REASON, **read}, "DELETE": REASON}
+        put, post = (
+            {**REASON, "rollouts": rollouts, **more} for more in ({"shown": shown}, {"wait_s": 3600.0})
+        )
+        calls = {"PUT": put, "GET": None, "POST": post, "DELETE": REASON}
         if method != "PUT":
-            await scene.do("admin", "PUT", "/v1/trains/night", body)
+            await scene.do("admin", "PUT", "/v1/trains/night", put)
         return ApiCall(path.replace("{t}", "night"), calls[method])
 
     return arrange
