@@ -279,15 +279,12 @@ def in_train(method: str, path: str) -> Arrange:
             text = text.replace("name: ", f"name: {team}-{minutes}-", 1)
             answer = await scene.do("admin", "POST", "/v1/plans/submit", {**FILE, "text": text})
             rollouts.append(answer["rollout"])
-        trains = (await scene.do("admin", "GET", "/v1/trains"))["trains"]
-        shown = next(({"rollouts": each["rollouts"], "wait_s": each["wait_s"]} for each in trains), None)
-        put, post = (
-            {**REASON, "rollouts": rollouts, **more} for more in ({"shown": shown}, {"wait_s": 3600.0})
-        )
-        calls = {"PUT": put, "GET": None, "POST": post, "DELETE": REASON}
+        body = {**REASON, "rollouts": rollouts}
+        calls = {"PUT": body, "GET": None, "POST": {**body, "wait_s": 3600.0}, "DELETE": REASON}
+        name = f"of-{rollouts[0]}"
         if method != "PUT":
-            await scene.do("admin", "PUT", "/v1/trains/night", put)
-        return ApiCall(path.replace("{t}", "night"), calls[method])
+            await scene.do("admin", "PUT", f"/v1/trains/{name}", body)
+        return ApiCall(path.replace("{t}", name), calls[method])
 
     return arrange
 
