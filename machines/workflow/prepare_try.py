@@ -1,4 +1,4 @@
-"""One try of a prepare stage on a node: its states, how each becomes the next, and when it is tried again.
+"""One try of a prepare stage on a node: its states, the rows that make them, and when it is tried again.
 
 A row keeps what outlives a try.  The states are these; only the first two have the stored word `running`:
 
@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from enum import StrEnum
-from typing import Final
 
 from machines.model.decision import Prepare
 from machines.model.preparation import TRIED_AGAIN, Preparation, PreparationState
@@ -36,26 +35,6 @@ class TryState(StrEnum):
     DONE = "done"
     SKIPPED = "skipped"
     DISTURBED = "disturbed"
-
-
-# Done and skipped also without a begin: the node's checkpoint says so.  Failed too: the node did not answer.
-_BEGUN: Final = frozenset(
-    {TryState.ENDING_RUNS, TryState.ACTING, TryState.DONE, TryState.SKIPPED, TryState.FAILED}
-)
-
-NEXT_STATES: Final[Mapping[TryState | None, frozenset[TryState]]] = {
-    None: _BEGUN,
-    TryState.ENDING_RUNS: _BEGUN | {TryState.WAITING, TryState.DISTURBED},
-    TryState.ACTING: frozenset(set(TryState) - {TryState.ENDING_RUNS, TryState.SKIPPED}),
-    TryState.WAITING: _BEGUN | {TryState.DISTURBED},
-    TryState.FAILED: _BEGUN | {TryState.DISTURBED},
-    # Its files differ, or the node should have other content by now.
-    TryState.DONE: _BEGUN | {TryState.WAITING},
-    TryState.SKIPPED: _BEGUN | {TryState.WAITING},
-    # A person has retried the node.
-    TryState.DISTURBED: _BEGUN,
-}
-"""The states that the next row of a stage may have; None: the stage has no row yet."""
 
 
 def try_state(row: Preparation) -> TryState:

@@ -11,8 +11,9 @@ from machines.model.preparation import Preparation, PreparationState
 from machines.model.rollout import FailureCode
 from machines.model.step_record import Failed, Ok
 from machines.workflow import prepare_try
-from machines.workflow.prepare_try import NEXT_STATES, TryState, try_state
+from machines.workflow.prepare_try import TryState, try_state
 from tests.machines.builders import T0
+from tests.sim.prepare_judge import NEXT_STATES
 
 BEGUN = Preparation("R", "n1", "install", 1, PreparationState.RUNNING, "", T0, T0)
 ACTING = replace(BEGUN, content="c1", handle="run", before={"boot-id": "a"})

@@ -6,7 +6,7 @@ It knows the committed rows, the plans, and what is on the nodes, but none of th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from machines.model.events import Event, GateOpened, PhaseMoved, PreparationRecorded, VoteCast
 from machines.model.plan import GateName, Plan
@@ -21,7 +21,7 @@ from machines.model.preparation import (
 )
 from machines.model.rollout import Failure, Vote
 from machines.states import Trigger
-from machines.workflow.prepare_try import NEXT_STATES, try_state
+from machines.workflow.prepare_try import TryState, try_state
 
 if TYPE_CHECKING:
     from tests.sim.sim_node import SimNode
@@ -32,6 +32,26 @@ _Row = tuple[str, str, str]
 
 UNNOTICED_DAMAGE_S = COMPARISON_MAX_AGE_S + 120.0
 """Time for which damage may go unnoticed: the age of a comparison, and a slow login before its answer."""
+
+
+# Done and skipped also without a begin: the node's checkpoint says so.  Failed too: the node did not answer.
+_BEGUN: Final = frozenset(
+    {TryState.ENDING_RUNS, TryState.ACTING, TryState.DONE, TryState.SKIPPED, TryState.FAILED}
+)
+
+NEXT_STATES: Final[Mapping[TryState | None, frozenset[TryState]]] = {
+    None: _BEGUN,
+    TryState.ENDING_RUNS: _BEGUN | {TryState.WAITING, TryState.DISTURBED},
+    TryState.ACTING: frozenset(set(TryState) - {TryState.ENDING_RUNS, TryState.SKIPPED}),
+    TryState.WAITING: _BEGUN | {TryState.DISTURBED},
+    TryState.FAILED: _BEGUN | {TryState.DISTURBED},
+    # Its files differ, or the node should have other content by now.
+    TryState.DONE: _BEGUN | {TryState.WAITING},
+    TryState.SKIPPED: _BEGUN | {TryState.WAITING},
+    # A person has retried the node.
+    TryState.DISTURBED: _BEGUN,
+}
+"""The states that the next row of a stage may have; None: the stage has no row yet."""
 
 
 class PrepareJudge:
