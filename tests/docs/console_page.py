@@ -20,6 +20,9 @@ LEFT_OUT = "..."
 _BLOCK = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _HERE_DOCUMENT = re.compile(r"<<'(\w+)'")
 
+_LATE_ANSWER = re.compile(r"^the daemon at \S+ has not answered for \S+; still waiting\n", re.MULTILINE)
+"""On a busy machine any command may print it, before its output."""
+
 _CHANGING = (
     ("KEY", re.compile(r"SHA256:[\w+/=]+|AAAA[\w+/=]{20,}")),
     ("DIGEST", re.compile(r"\b[0-9a-f]{12,64}\b")),
@@ -75,6 +78,7 @@ def difference(step: Step, printed: str) -> str:
 
 
 def _normalize(text: str) -> list[str]:
+    text = _LATE_ANSWER.sub("", text)
     for name, pattern in _CHANGING:
         text = pattern.sub(name, text)
     return [line.strip() for line in text.strip().splitlines()]
