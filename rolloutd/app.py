@@ -117,8 +117,15 @@ async def serve(settings: Settings, leadership: ports.Leadership | None = None) 
             state = await _load_state(settings, store, clock, compiler, leadership)
             service.set_status("Reading the inventory; nodes in flight continue.")
             async with _run_services(
-                *(state, clock, compiler, service, inherited, channels, leadership),
-                *(stepping_down.set, reload_requested),
+                state,
+                clock,
+                compiler,
+                service,
+                inherited,
+                channels,
+                leadership,
+                stepping_down.set,
+                reload_requested,
             ):
                 log.info("rolloutd %s is ready", __version__, extra={"socket": str(settings.socket)})
                 await wait_for_first(stopping.wait(), stepping_down.wait())
@@ -238,9 +245,8 @@ async def _run_services(
     server = ControlServer(
         services, path=settings.socket, group=settings.socket_group, inherited_socket=inherited
     )
-    systemd_reporter = SystemdReporter(
-        *(state, service, SettingsReloader(state, compiler, daemon.reschedule).reload, reload_requested)
-    )
+    reloader = SettingsReloader(state, compiler, daemon.reschedule)
+    systemd_reporter = SystemdReporter(state, service, reloader.reload, reload_requested)
     if service.watchdog_ping_interval_s is not None:
         timers.call_every("watchdog", service.watchdog_ping_interval_s, daemon.wake_up)
     try:

@@ -30,7 +30,7 @@ from rolloutd.cli.output import (
     short_of,
     with_columns,
 )
-from rolloutd.cli.why import format_reason
+from rolloutd.cli.why import MAX_NODES_NAMED, format_reason
 from rolloutd.control import response_text, review_text
 from rolloutd.control.client import api_path
 from rolloutd.texts import event_text
@@ -52,9 +52,6 @@ PHASES = ("pending", "isolating", "maintaining", "verifying", "done", "failed")
 GATES = ("pilot", "start", "continue", "proceed")
 
 CLOSED_STATES = frozenset({"done", "cancelled"})
-
-MAX_NAMES_SHOWN = 5
-"""Nodes that one line names; `nodes` lists all of them."""
 
 
 def register(commands: CommandGroup) -> None:
@@ -191,7 +188,7 @@ def print_preparation(rollout: wire.Rollout) -> None:
     counts = f"{prepared['done']} of {pluralize(prepared['total'], 'node')} prepared"
     print_line(f"{progress_bar(percent)} {format_percent(percent)}   {counts}")
     for forced in rollout["forced_stages"]:
-        nodes = join_limited(forced["nodes"], MAX_NAMES_SHOWN) if forced["nodes"] else "all nodes"
+        nodes = join_limited(forced["nodes"], MAX_NODES_NAMED) if forced["nodes"] else "all nodes"
         print_line(sanitize(f"prepare stage {forced['stage']} is forced on {nodes}"))
     slot, prepare = (format_duration(60.0 * minutes[key]) for key in ("slot", "prepare"))
     whole = format_duration(60.0 * (minutes["slot"] + minutes["prepare"]))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rolloutd.control.rollouts import wire
 
 MAX_NODES_NAMED = 5
-"""Nodes with the same reason that one line names; `nodes` lists all of them."""
+"""Nodes that one line names; `nodes` lists all of them."""
 
 
 def register(commands: CommandGroup) -> None:

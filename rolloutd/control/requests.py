@@ -302,14 +302,9 @@ class AddToTrain(ReasonBody):
     shown: ShownTrain | None = None
 
 
-class ApproveTrain(ReasonBody):
-    """An approval of a train: of one rollout that the caller owns, or of all of them.
+class ApproveTrain(ShownTrain, ReasonBody):
+    """An approval of a train as it was read: of one rollout that the caller owns, or of all of them."""
 
-    `rollouts`, in order, and `wait_s` are those that the caller read.
-    """
-
-    rollouts: Names
-    wait_s: TrainWait
     rollout: Name | None = None
 
 

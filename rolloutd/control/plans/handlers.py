@@ -164,7 +164,7 @@ async def plan_duration(forecaster: Forecaster, draft: Draft) -> wire_plans.Plan
         async with asyncio.timeout(TIME_LIMIT_S):
             (answer,) = await forecaster.ask(forecaster.request(draft=draft, draws=DRAWS, seed=1))
     except (TimeoutError, RolloutdError) as error:
-        log.info("preview: no forecast: %s", error or f"not ready within {TIME_LIMIT_S:.0f} s")
+        log.info("preview: no forecast: %s", str(error) or f"not ready within {TIME_LIMIT_S:.0f} s")
         return None
     found: wire_plans.PlanDuration = {
         "ends_at": answer["ends_at"],

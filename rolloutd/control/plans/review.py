@@ -179,7 +179,7 @@ async def _source_review(
         previous = await sources.find_tree(old)
     except (NotFound, SourceFailed):  # its files are compared with nothing, so all of them are new
         previous = None
-    # Without the teams' own checks: nothing tells which of them the settings named then.
+    # Without the teams' own checks: no record says which of them the settings named then.
     approved = _playbooks(_run_by_plan(before.content, "playbook"))
     changed = "" if old.requirements == after.requirements else after.requirements
     return await threads.FILES.run(read_source_review, tree, playbooks, previous, approved, changed)

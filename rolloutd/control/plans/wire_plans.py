@@ -284,7 +284,10 @@ class PlanValue(TypedDict):
 
 
 class PlanDifference(TypedDict):
-    """A value that differs from the previous rollout's plan; null where that plan has no such value."""
+    """A value that differs from the previous rollout's plan; null where that plan has no such value.
+
+    Beyond the limit of the answer, the last one has in `path` how many further ones there are.
+    """
 
     path: str
     before: str | None
