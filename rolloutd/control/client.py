@@ -22,7 +22,7 @@ REQUEST_TIMEOUT_S = 130.0
 """Timeout of one request: a little more than the server allows a handler (120 s)."""
 
 SILENCE_S = 5.0
-"""Time without an answer after which a user is told: a suspended daemon looks like a hanging terminal."""
+"""Time without an answer after which the client says so: a suspended daemon looks like a hanging terminal."""
 
 STREAM_TIMEOUT_S = 45.0
 """Silence after which a stream is lost: three of the server's heartbeats."""

@@ -151,7 +151,7 @@ class State:
 
     @property
     def live(self) -> Live:
-        """Return what `why` needs beside the facts."""
+        """Return what `why` needs in addition to the facts."""
         return Live(self.step_progress, self.runners)
 
     def wake_up(self) -> None:

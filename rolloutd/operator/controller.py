@@ -172,7 +172,7 @@ class Controller:
             await asyncio.sleep(COALESCE_S)
 
     async def _submit_for_ever(self) -> None:
-        # Beside the passes: a git server that hangs must delay no removal and no status.
+        # In a task of its own: a git server that hangs must delay no removal and no status.
         while True:
             await self._has_due.wait()
             self._has_due.clear()

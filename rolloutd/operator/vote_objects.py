@@ -162,7 +162,7 @@ class VoteCounter:
     _woken: asyncio.Event = field(default_factory=asyncio.Event)
 
     def add(self, vote: VoteObject) -> None:
-        # One that was refused stays refused: its voter was told so, and has read nothing that came later.
+        # One that was refused stays refused: its voter has seen that, and has read nothing that came later.
         if vote.uid not in self._judged and not vote.is_refused:
             self._waiting[vote.uid] = vote
             self._woken.set()

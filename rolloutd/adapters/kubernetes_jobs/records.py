@@ -24,7 +24,7 @@ class RunRecord:
     last_line: int = -1
     _progress: Progress | None = None
     _offset: int = 0
-    """Bytes of the events that are in the progress: a log has megabytes, and is looked at each second."""
+    """Bytes of the events that are in the progress: a log has megabytes, and each second it is read."""
 
     @property
     def exists(self) -> bool:

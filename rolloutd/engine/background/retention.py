@@ -117,7 +117,7 @@ class RetentionCleaner:
 
     @contextmanager
     def _part(self) -> Iterator[None]:
-        """Let the pass go on after a failure: the disk must not fill up because one system is away."""
+        """Continue the pass after a failure: the disk must not fill up because one system is away."""
         try:
             yield
         except LeadershipLost:
@@ -236,7 +236,7 @@ class RetentionCleaner:
             try:
                 with adapter_errors(name):
                     removed += await store.remove(name, unmodified_since=untouched_since)
-            except AdapterFailed as error:  # of this one alone, as of a file that nobody may remove
+            except AdapterFailed as error:  # such as a file that the daemon may not remove
                 self._failure = self._failure or error
             await self._pause_between_batches()
         return removed

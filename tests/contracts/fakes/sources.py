@@ -23,7 +23,7 @@ async def find_source(rollout: str) -> PinnedSource:
 
 
 class FakeSourceStore:
-    """ports.Sources; `commit` is what somebody pushes to a repository.
+    """ports.Sources; `commit` is what a user pushes to a repository.
 
     While `find_may_return` is clear, a tree that was asked for is not found yet.
     """

@@ -96,7 +96,7 @@ def open_runner(
     shared: dict[str, Any],
     **params: Any,
 ) -> KubernetesRunner:
-    """Return a runner over a cluster, beside that of its machine; what it opens is in `shared`."""
+    """Return a runner over a cluster, in addition to that of its machine; what it opens is in `shared`."""
     settings = SimpleNamespace(
         state_dir=directory / "state",
         ansible=SimpleNamespace(fence_dir=str(ansible.directory / "fence"), pipelining="as-configured"),

@@ -1,4 +1,4 @@
-"""What becomes of objects whose rollouts have ended or are removed, also beside a slow submit."""
+"""What becomes of objects whose rollouts have ended or are removed, also during a slow submit."""
 
 from __future__ import annotations
 
@@ -10,16 +10,22 @@ import pytest
 from rolloutd.operator.controller import STATUS_INTERVAL_S
 from rolloutd.operator.objects import RESOURCE
 from tests.rolloutd.control_environment import PLAN, URL
-from tests.rolloutd.operator.test_controller import fleet, validate_status
+from tests.rolloutd.operator.test_controller import Fleet, fleet, validate_status
+
+
+async def apply_and_cancel(seen: Fleet) -> str:
+    """Let an object have a rollout, and cancel it; return its id."""
+    seen.apply()
+    await seen.act()
+    [rollout] = seen.rollouts()
+    await seen.inside.request("olga", "post", f"/v1/rollouts/{rollout}/cancel", {"reason": "old"})
+    return rollout
 
 
 async def test_object_of_deleted_rollout_submits_nothing(tmp_path: Path) -> None:
     """By a person, or by the retention after a year: an old plan must not begin again with the daemon."""
     async with fleet(tmp_path) as seen:
-        seen.apply()
-        await seen.act()
-        [rollout] = seen.rollouts()
-        await seen.inside.request("olga", "post", f"/v1/rollouts/{rollout}/cancel", {"reason": "old"})
+        rollout = await apply_and_cancel(seen)
         await seen.inside.request("olga", "delete", f"/v1/rollouts/{rollout}")
         for _ in range(2):
             await seen.act()
@@ -47,10 +53,7 @@ async def test_status_keeps_its_rollout_while_that_is_searched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with fleet(tmp_path) as seen:
-        seen.apply()
-        await seen.act()
-        [rollout] = seen.rollouts()
-        await seen.inside.request("olga", "post", f"/v1/rollouts/{rollout}/cancel", {"reason": "old"})
+        rollout = await apply_and_cancel(seen)
         await seen.inside.request("olga", "delete", f"/v1/rollouts/{rollout}")
         await seen.act()
         seen.restart()
@@ -125,10 +128,7 @@ async def test_ended_rollout_is_read_once_in_interval(
 ) -> None:
     """It is in the store alone after a day, and each event of other rollouts begins a pass."""
     async with fleet(tmp_path) as seen:
-        seen.apply()
-        await seen.act()
-        [rollout] = seen.rollouts()
-        await seen.inside.request("olga", "post", f"/v1/rollouts/{rollout}/cancel", {"reason": "old"})
+        rollout = await apply_and_cancel(seen)
         await seen.act()
         await seen.inside.restart()
         assert rollout not in seen.inside.state.index.rollouts
